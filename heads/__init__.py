@@ -1,0 +1,19 @@
+"""Draft heads: what each one is, how it drafts, and how it is laid out for the server."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from recipes.errors import RecipeError
+
+HEADS = {
+    "eagle3": "heads.eagle3:Eagle3Head",
+}
+
+
+def head_class(method: str):
+    """The head's class, imported when asked for. Raises RecipeError listing the known methods."""
+    if method not in HEADS:
+        raise RecipeError(f"method: {method!r} is not one of {', '.join(HEADS)}")
+    module, name = HEADS[method].split(":")
+    return getattr(import_module(module), name)

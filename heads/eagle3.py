@@ -1,0 +1,264 @@
+"""EAGLE-3: one decoder layer that drafts from three tapped layers of the target (arXiv 2503.01840; METHODS §5).
+
+Timeline at index t (x: tokens, h^l: the target's residual stream after l blocks):
+
+    depth    feature at index t       token eaten   position   predicts   fed back
+    0        g_t = fc[h^lo;h^mid;h^hi]_t    x[t+1]        t          x[t+2]     s_0 (before the final norm)
+    i >= 1   s_{i-1} at the same index      x[t+1+i]      t + i      x[t+2+i]   s_i
+
+Layer input is [norm(embedding) ; norm(feature)], 2H wide; the residual is the raw feature. Logits over the draft
+vocabulary are lm_head(norm(s)). At depth i the query at index t sees the depth-0 keys at indices <= t and its own
+keys of depths 1..i: what a server's draft cache holds after i drafted tokens. The EAGLE-3.1 switches (PEERS §2.1)
+are `norm_before_fc`, `fc_norm`, `norm_output` and `norm_before_residual`.
+
+Shapes: N packed tokens, R rows computed at a depth, H hidden size, D draft vocabulary, A/G query/key-value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from heads.cache import DraftCache, cached_attention
+from heads.layers import Attention, RMSNorm, Rotary, SwiGLU, document_attention, draft_llama_config
+from heads.target import TargetParts
+from heads.vocab import DraftVocab
+from recipes.methods import Eagle3Head as Eagle3Block
+
+Choose = Callable[[Tensor], Tensor]  # draft logits [n, D] → draft ids [n]
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama decoder layer; the first one eats embedding and feature side by side."""
+
+    def __init__(self, config, first: bool, norm_before_residual: bool):
+        super().__init__()
+        H, eps = config.hidden_size, config.rms_norm_eps
+        self.first, self.norm_before_residual = first, norm_before_residual
+        self.self_attn = Attention(config, 2 * H if first else H)
+        self.mlp = SwiGLU(H, config.intermediate_size)
+        self.input_layernorm = RMSNorm(H, eps)
+        self.post_attention_layernorm = RMSNorm(H, eps)
+        if first:
+            self.hidden_norm = RMSNorm(H, eps)
+
+    def enter(self, embedding: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, H] embedding and feature → attention input [n, 2H] (or [n, H] in later layers) and residual [n, H]."""
+        if not self.first:
+            return self.input_layernorm(feature), feature
+        normed = self.hidden_norm(feature)
+        residual = normed if self.norm_before_residual else feature
+        return torch.cat([self.input_layernorm(embedding), normed], -1), residual
+
+    def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Residual [n, H] and attention output [n, A, d] → the layer's output [n, H]."""
+        x = residual + self.self_attn.o_proj(attended.flatten(1))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3Head(nn.Module):
+    """The draft head. `embed_tokens` is borrowed from the target, frozen, and in no checkpoint or export."""
+
+    def __init__(self, block: Eagle3Block, target: TargetParts, vocab: DraftVocab):
+        super().__init__()
+        changes = {"intermediate_size": block.intermediate_size} if block.intermediate_size else {}
+        self.block, self.vocab = block, vocab
+        self.config = draft_llama_config(target.config, block.num_layers, **changes)
+        self.aux_layers = block.feature_layers(target.num_layers)
+        H, eps, A = target.hidden_size, self.config.rms_norm_eps, len(self.aux_layers)
+        self.input_norm = RMSNorm(A * H, eps) if block.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(H, eps) for _ in range(A)) if block.fc_norm else None
+        self.fc = nn.Linear(A * H, H, bias=False)
+        self.layers = nn.ModuleList(Eagle3Layer(self.config, i == 0, block.norm_before_residual) for i in range(block.num_layers))
+        self.norm = RMSNorm(H, eps)
+        self.lm_head = nn.Linear(H, len(vocab.ids), bias=False)
+        self.rotary = Rotary(self.config)
+        self.register_buffer("embed_tokens", target.embed_tokens, persistent=False)
+        self.register_buffer("draft_ids", vocab.ids.to(target.embed_tokens.device), persistent=False)
+        self.reset(target)
+
+    @torch.no_grad()
+    def reset(self, target: TargetParts) -> None:
+        """Initial weights: projections as Llama's; LM head and final norm the target's own, so that its directions mean tokens from the start."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if not target.lm_head.is_meta:
+            self.lm_head.weight.copy_(target.lm_head[self.vocab.ids])
+            self.norm.weight.copy_(target.norm_weight())
+        self.lm_head.requires_grad_(self.block.train_lm_head)
+
+    # ---- pieces that training and drafting share -------------------------------------------------------------
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        """Tapped layers {l: [n, H]} → features [n, H] (METHODS §5.2)."""
+        parts = [hidden[layer].to(self.fc.weight.dtype) for layer in self.aux_layers]
+        if self.fc_norm is not None:
+            parts = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+        x = torch.cat(parts, -1)
+        return self.fc(x if self.input_norm is None else self.input_norm(x))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Target ids [n] → the target's embeddings [n, H]."""
+        return self.embed_tokens[ids].to(self.fc.weight.dtype)
+
+    def feedback(self, state: Tensor) -> Tensor:
+        """What the next depth eats as its feature: the raw state, or the normed one with `norm_output`."""
+        return self.norm(state) if self.block.norm_output else state
+
+    # ---- training: all indices of packed documents at once ---------------------------------------------------
+
+    def rollout(self, feature: Tensor, tokens: list[Tensor], positions: Tensor, starts: Tensor, rows: list[Tensor]) -> list[Tensor]:
+        """States of every depth: depth i at its `rows[i]` only.
+
+        Args:
+            feature: [N, H] fused features. tokens: [N] eaten at each depth. positions: [N] inside the document.
+            starts: [N] first index of each document. rows: [R_i] ascending indices wanted at depth i, each a subset
+                of the one before.
+
+        Returns:
+            [R_i, H] states before the final norm, one a depth.
+        """
+        first_kv: list[tuple[Tensor, Tensor]] = []  # a layer: depth-0 keys and values [N, G, d]
+        later_kv: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]  # a layer, a depth >= 1: [R_i, G, d] at the rows
+        states: list[Tensor] = []
+        for depth, row in enumerate(rows):
+            # Depth 0 needs keys and values at every index; later depths live on their rows alone.
+            index = torch.arange(len(feature), device=row.device) if depth == 0 else row
+            x = feature if depth == 0 else self.feedback(states[-1])[_position_in(rows[depth - 1], row)]
+            embedding = self.embed(tokens[depth][index])
+            cos, sin = self.rotary(x, positions[index] + depth)
+            for number, layer in enumerate(self.layers):
+                entered, residual = layer.enter(embedding, x)
+                key, value = layer.self_attn.key_value(entered, cos, sin)
+                last = number == len(self.layers) - 1
+                # Past its keys and values the last layer is needed only where a loss (or a later depth) reads it.
+                ask = _position_in(index, row) if depth == 0 and last else slice(None)
+                query_rows = row if last else index
+                query = layer.self_attn.query(entered[ask], cos[ask], sin[ask])
+                if depth == 0:
+                    first_kv.append((key, value))
+                    attended = document_attention(query, key, value, query_rows, starts)
+                else:
+                    later_kv[number] = [tuple(t[_position_in(rows[depth - 1], row)] for t in kv) for kv in later_kv[number]]
+                    later_kv[number].append((key, value))
+                    diagonal_k, diagonal_v = (torch.stack(side, 1) for side in zip(*later_kv[number], strict=True))
+                    attended = document_attention(query, *first_kv[number], row, starts, diagonal_k, diagonal_v)
+                x = layer.leave(residual[ask], attended)
+            states.append(x)
+        return states
+
+    # ---- serving: one request, token by token -----------------------------------------------------------------
+
+    def new_cache(self) -> DraftCache:
+        """An empty draft cache for one request."""
+        return DraftCache(len(self.layers))
+
+    def advance(self, feature: Tensor, tokens: Tensor, positions: Tensor, cache: DraftCache, visible: Tensor | None = None) -> Tensor:
+        """Run n new entries through the draft and add them to its cache.
+
+        Args:
+            feature: [n, H] fused features, or fed-back states. tokens: [n] eaten. positions: [n].
+            visible: [n, n] bool, who sees whom among the new entries (a tree); None is causal.
+
+        Returns:
+            [n, H] states before the final norm.
+        """
+        x, embedding = feature, self.embed(tokens)
+        cos, sin = self.rotary(x, positions)
+        for number, layer in enumerate(self.layers):
+            entered, residual = layer.enter(embedding, x)
+            key, value = cache.append(number, *layer.self_attn.key_value(entered, cos, sin))
+            x = layer.leave(residual, cached_attention(layer.self_attn.query(entered, cos, sin), key, value, visible))
+        return x
+
+    def logits(self, state: Tensor) -> Tensor:
+        """States [n, H] → draft logits [n, D]."""
+        return self.lm_head(self.norm(state))
+
+    @torch.no_grad()
+    def propose(self, hidden: dict[int, Tensor], tokens: Tensor, positions: Tensor, cache: DraftCache, k: int, choose: Choose) -> Tensor:
+        """Draft a chain of k tokens after committed ones.
+
+        The draft cache is first extended with the n entries committed since the last round, each with the target's
+        true feature, then k tokens are drafted and their entries dropped again.
+
+        Args:
+            hidden: {layer: [n, H]} the target's states at the n committed positions. tokens: [n], x[t+1] for each of
+                them (the last is the newest token, which the target has not processed yet). positions: [n].
+            choose: draft logits [1, D] → draft id [1]: argmax, or a sampler that remembers its distribution.
+
+        Returns:
+            [k] target ids.
+        """
+        state = self.advance(self.fuse(hidden), tokens, positions, cache)[-1:]
+        committed, position, drafted = cache.length, positions[-1:], []
+        for depth in range(k):
+            drafted.append(self.draft_ids[choose(self.logits(state))])
+            if depth + 1 < k:
+                state = self.advance(self.feedback(state), drafted[-1], position + 1 + depth, cache)
+        cache.crop(committed)
+        return torch.cat(drafted)
+
+    # ---- export: what vLLM reads (VLLM_FORMATS §2) ------------------------------------------------------------
+
+    def served_config(self) -> dict:
+        """config.json with every field that vLLM would otherwise guess (B31)."""
+        return self.config.to_dict() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(self.vocab.ids),
+            "target_hidden_size": self.config.hidden_size,
+            "num_aux_hidden_states": len(self.aux_layers),
+            "eagle_aux_hidden_state_layer_ids": self.aux_layers,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": self.aux_layers, "use_aux_hidden_state": True, "norm_before_fc": self.block.norm_before_fc},
+            "norm_before_residual": self.block.norm_before_residual,
+            "norm_before_fc": self.block.norm_before_fc,
+            "fc_norm": self.block.fc_norm,
+            "norm_output": self.block.norm_output,
+        }
+
+    def served_tensors(self) -> dict[str, Tensor]:
+        """Our parameters under the names that vLLM reads; the borrowed embedding is left out (E07)."""
+        tensors = dict(self.state_dict())
+        for number in range(1, len(self.layers)):  # vLLM declares this norm in later layers too and never runs it
+            tensors[f"layers.{number}.hidden_norm.weight"] = torch.ones(self.config.hidden_size)
+        if not self.vocab.full:
+            tensors |= {"d2t": self.vocab.d2t, "t2d": self.vocab.t2d}
+        return tensors
+
+    @staticmethod
+    def served_shapes(config: dict) -> dict[str, tuple[int, ...]]:
+        """Every tensor that must exist for a config.json, with its shape: vLLM itself does not notice a missing one."""
+        H, I, V, D = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size"))
+        q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
+        width = config["num_aux_hidden_states"] * config["target_hidden_size"]
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, width), "norm.weight": (H,), "lm_head.weight": (D, H)}
+        for number in range(config["num_hidden_layers"]):
+            enter = 2 * H if number == 0 else H
+            layer = {"self_attn.q_proj": (q, enter), "self_attn.k_proj": (kv, enter), "self_attn.v_proj": (kv, enter), "self_attn.o_proj": (H, q)}
+            layer |= {"mlp.gate_proj": (I, H), "mlp.up_proj": (I, H), "mlp.down_proj": (H, I)}
+            layer |= {norm: (H,) for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm")}
+            shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
+        if config["norm_before_fc"]:
+            shapes["input_norm.weight"] = (width,)
+        if config["fc_norm"]:
+            shapes |= {f"fc_norm.{j}.weight": (config["target_hidden_size"],) for j in range(config["num_aux_hidden_states"])}
+        if D != V:
+            shapes |= {"d2t": (D,), "t2d": (V,)}
+        return shapes
+
+    @staticmethod
+    def speculative_config() -> dict:
+        """What the user passes to vLLM besides `model` and `num_speculative_tokens`."""
+        return {"method": "eagle3"}
+
+
+def _position_in(rows: Tensor, subset: Tensor) -> Tensor:
+    """Where each index of `subset` stands in `rows`; both ascending, `subset` within `rows`.
+
+    >>> _position_in(torch.tensor([2, 5, 9]), torch.tensor([5, 9])).tolist()
+    [1, 2]
+    """
+    return torch.searchsorted(rows, subset)

@@ -1,0 +1,209 @@
+"""What a head borrows from its target, read from the target's files without loading the whole model.
+
+A head uses the target's embedding, LM head and final norm. The norm is the model family's own module (Gemma scales by
+1 + w, Llama by w): it is taken from `transformers`, never imitated. `TargetParts.logits` applies the family's own
+scale and soft-cap, and `check_probe` proves on one stored row that the result is what the target itself computes.
+
+Shapes: N tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from heads.embedded import resolve_target
+from recipes.errors import TargetError
+from recipes.schema import Target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TargetParts:
+    """The borrowed parts of one target.
+
+    `embed_tokens` and `lm_head` are [V, H]; with tied embeddings they are the same tensor. `norm` maps the residual
+    stream after the last block to `last_hidden`. `config` is the text model's own config.
+    """
+
+    path: Path
+    config: PretrainedConfig
+    embed_tokens: Tensor
+    lm_head: Tensor
+    lm_head_bias: Tensor | None
+    norm: nn.Module
+    fingerprint: str
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm_head.shape[0]
+
+    def logits(self, last_hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Logits [N, V] (or [N, len(rows)] of these vocabulary ids) of post-norm states [N, H]."""
+        weight, bias = self.lm_head, self.lm_head_bias
+        if rows is not None:
+            weight, bias = weight[rows], None if bias is None else bias[rows]
+        return self.scale_logits(F.linear(last_hidden.to(weight.dtype), weight, bias))
+
+    def scale_logits(self, logits: Tensor) -> Tensor:
+        """The family's own scale and soft-cap (Cohere, Granite, Gemma); most families have neither."""
+        if (scale := getattr(self.config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def norm_weight(self) -> Tensor:
+        """[H] the final norm as a plain RMSNorm's weight (Gemma's 1 + w included); ones where it is another kind of norm."""
+        ones = torch.ones(self.hidden_size)
+        return self.norm(ones) if "RMSNorm" in type(self.norm).__name__ else ones
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether logits are `last_hidden @ lm_head.T` and nothing else."""
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        return self.lm_head_bias is None and all(getattr(self.config, n, None) in (None, 1.0) for n in names)
+
+
+def read_target(cfg: Target) -> TargetParts:
+    """Read the borrowed parts of a target (float32 on the CPU) from its safetensors files.
+
+    Raises:
+        TargetError: no safetensors files, or a needed tensor is missing; names the file and the nearest keys (B22).
+    """
+    path = resolve_target(cfg.path, cfg.revision)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code).get_text_config()
+    with torch.device("meta"):  # a skeleton: names and module classes, no memory
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=cfg.trust_remote_code)
+    names = {id(module): name for name, module in skeleton.named_modules()}
+    embed_name = names[id(skeleton.get_input_embeddings())] + ".weight"
+    head = skeleton.get_output_embeddings()
+    head_name = names[id(head)] + ".weight"
+    norm = _final_norm(skeleton)
+    norm_name = names[id(norm)]
+
+    files = _TensorFiles(path)
+    embed_tokens = files.get(embed_name)
+    tied = bool(config.tie_word_embeddings)
+    lm_head = embed_tokens if tied and files.find(head_name) is None else files.get(head_name, fallback_hint=embed_name)
+    bias = files.get(head_name.replace(".weight", ".bias")) if head.bias is not None else None
+    norm = norm.to_empty(device="cpu")
+    norm.load_state_dict({key: files.get(f"{norm_name}.{key}") for key in norm.state_dict()})
+    norm.requires_grad_(False)
+    if embed_tokens.shape[1] != config.hidden_size:
+        raise TargetError(f"{path}: {embed_name} is {tuple(embed_tokens.shape)} but config.json says hidden_size={config.hidden_size}")
+    return TargetParts(path, config, embed_tokens, lm_head, bias, norm, target_fingerprint(path))
+
+
+def load_target_model(cfg: Target) -> PreTrainedModel:
+    """The whole target in `cfg.dtype`, in evaluation mode, without gradients."""
+    path = resolve_target(cfg.path, cfg.revision)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=DTYPES[cfg.dtype], attn_implementation=cfg.attn, trust_remote_code=cfg.trust_remote_code
+    )
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(cfg: Target) -> PreTrainedTokenizerBase:
+    """The target's tokenizer, with its chat template."""
+    return AutoTokenizer.from_pretrained(resolve_target(cfg.path, cfg.revision), trust_remote_code=cfg.trust_remote_code)
+
+
+def target_fingerprint(path: Path) -> str:
+    """A hash that tells targets apart: config (without library version), and size and first MiB of each weight file."""
+    digest = hashlib.sha256()
+    config = json.loads((path / "config.json").read_text())
+    config.pop("transformers_version", None)
+    config.pop("_name_or_path", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+        with file.open("rb") as f:
+            digest.update(f.read(1 << 20))
+    return digest.hexdigest()[:16]
+
+
+def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where: str, floor: float = 0.999) -> float:
+    """Prove that borrowed norm, head, scale and soft-cap give the target's own predictions (B18, PEERS §4.4).
+
+    Args:
+        last_hidden: [N, H] stored post-norm states of one row.
+        argmax: [N] what the target's own full forward predicts at the same positions.
+        where: the store, for the message.
+
+    Returns:
+        The share of positions that agree.
+
+    Raises:
+        TargetError: fewer than `floor` of the positions agree.
+    """
+    agreement = (target.logits(last_hidden.float()).argmax(-1) == argmax).float().mean().item()
+    if agreement < floor:
+        raise TargetError(
+            f"{where}: lm_head(last_hidden) gives the target's own next token at {agreement:.1%} of the probe row's positions "
+            f"(needed: {floor:.1%}). The store holds pre-norm states, or this target's norm, logit scale or soft-cap is not applied "
+            f"as {type(target.norm).__name__} does. Rebuild it with `python -m data_prep RECIPE`; if it stays, the family is not supported."
+        )
+    return agreement
+
+
+def _final_norm(skeleton: PreTrainedModel) -> nn.Module:
+    """The last norm module of the decoder: a direct child whose name says so."""
+    decoder = skeleton.get_decoder()
+    for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm", "embedding_norm"):
+        if isinstance(module := getattr(decoder, name, None), nn.Module):
+            return module
+    children = ", ".join(name for name, _ in decoder.named_children())
+    raise TargetError(f"no final norm found in {type(decoder).__name__} (children: {children}); this family is not supported")
+
+
+class _TensorFiles:
+    """Lookup of tensors by name over one or many safetensors files, nested names included."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            self.where: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        else:
+            self.where = {}
+            for file in sorted(path.glob("*.safetensors")):
+                with safe_open(file, "pt") as f:
+                    self.where.update(dict.fromkeys(f.keys(), file.name))
+        if not self.where:
+            raise TargetError(f"{path} holds no *.safetensors file; save the target with save_pretrained(safe_serialization=True) first")
+
+    def find(self, name: str) -> str | None:
+        """The key under which `name` is stored; vision-language models nest it below `language_model`."""
+        inner = name.removeprefix("model.")
+        nested = (f"model.language_model.{inner}", f"language_model.model.{inner}", f"language_model.{inner}", f"language_model.{name}", inner)
+        return next((key for key in (name, *nested) if key in self.where), None)
+
+    def get(self, name: str, fallback_hint: str | None = None) -> Tensor:
+        """The tensor in float32. Raises TargetError naming file and nearest keys where it is missing."""
+        if (key := self.find(name)) is None:
+            near = difflib.get_close_matches(name, self.where, n=4, cutoff=0.3)
+            hint = f" If it shares the embedding, set tie_word_embeddings: true in config.json ({fallback_hint} is there)." if fallback_hint else ""
+            raise TargetError(f"{self.path}: no tensor {name}; nearest keys: {', '.join(near) or 'none'}.{hint}")
+        with safe_open(self.path / self.where[key], "pt") as f:
+            return f.get_tensor(key).float()

@@ -1,0 +1,281 @@
+"""The recipe: one YAML file describes a run from prompts to report.
+
+    recipe = load_recipe("recipes/debug/eagle3.yaml", ["train.max_steps=20", "head.unroll_steps=2"])
+
+Strict: an unknown key fails naming the closest known one; contradictory keys fail naming both and their values.
+Defaults live only in the models below (and, for `head:` and `objective:`, in `recipes/methods.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
+
+from recipes.errors import RecipeError
+from recipes.methods import METHODS, Block, HeadBlock
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Target(Block):
+    """The model to be sped up."""
+
+    path: str  # `embedded:smollm2-135m`, `tiny:llama` (random, made on the spot), a local folder, or a HF id
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    tp: PositiveInt = 1  # tensor parallelism in vLLM
+    trust_remote_code: bool = False
+
+
+class Regenerate(Block):
+    """Let the target write the answers (on-policy data; METHODS §15.9)."""
+
+    engine: Literal["vllm", "hf"] = "vllm"
+    temperature: float = Field(default=0.0, ge=0)
+    greedy_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of rows decoded greedily whatever the temperature
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: PositiveInt = 512
+    concurrency: PositiveInt = 64  # requests in flight
+    every_turn: bool = False  # multi-turn rows: answer each user turn in order, not only the last
+    seed: int = 0
+
+
+class Data(Block):
+    """Conversations, how they become tokens, and what is supervised."""
+
+    prompts: list[str]  # JSONL / Parquet files, folders of datasets, HF ids, or `embedded:NAME`
+    regenerate: Regenerate | None = None  # None: the answers in the files are used as they are
+    max_length: PositiveInt = 2048  # tokens; longer rows are cut
+    supervise: Literal["assistant", "last_assistant", "all"] = "assistant"
+    chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own template
+    holdout: Share = 0.05  # share of rows kept for validation, chosen by a hash of the row's text
+    max_rows: PositiveInt | None = None
+    seed: int = 0
+
+
+class Features(Block):
+    """The store of the target's hidden states between data_prep and train (DESIGN §4)."""
+
+    dir: str
+    backend: Literal["hf"] = "hf"
+    layers: Literal["auto"] | list[int] = "auto"  # auto: what the head reads; a list may hold more
+    codec: Literal["f32", "bf16"] = "bf16"
+    shard_tokens: PositiveInt = 100_000
+    batch_tokens: PositiveInt = 4096  # tokens in one forward pass of the target
+
+
+class Train(Block):
+    """The loop that all methods share."""
+
+    dir: str | None = None  # None: runs/<name of the recipe>
+    features: Literal["stored", "online"] = "stored"  # online: the target runs beside the head, nothing is stored
+    tokens_per_step: PositiveInt = 4096  # tokens (prompts included) in one optimizer step, over all ranks
+    micro_batch_tokens: PositiveInt = 4096  # tokens in one forward pass on one rank
+    max_steps: PositiveInt | None = None
+    max_minutes: PositiveFloat | None = None  # stop at this wall time; the schedule then follows the time share
+    epochs: PositiveInt | None = None
+    lr: PositiveFloat = 1e-4
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup: Share = 0.05  # share of the steps
+    min_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_norm: PositiveFloat = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast with fp32 master weights
+    seed: int = 0
+    log_every: PositiveInt = 10  # steps
+    eval_every: PositiveInt = 250  # steps
+    save_every: PositiveInt = 250  # steps
+    keep: PositiveInt = 2  # checkpoints kept
+    trackers: list[Literal["tensorboard", "wandb"]] = []  # metrics.jsonl is always written
+
+    @model_validator(mode="after")
+    def _one_length(self):
+        given = {k: getattr(self, k) for k in ("max_steps", "max_minutes", "epochs") if getattr(self, k) is not None}
+        if not given:
+            raise RecipeError("train: give one of train.max_steps, train.epochs or train.max_minutes; none is set.")
+        if self.epochs is not None and self.max_steps is not None:
+            raise RecipeError(f"train.epochs={self.epochs} and train.max_steps={self.max_steps} both set the length; keep one of them.")
+        if self.micro_batch_tokens > self.tokens_per_step:
+            raise RecipeError(
+                f"train.micro_batch_tokens={self.micro_batch_tokens} is larger than train.tokens_per_step={self.tokens_per_step}; "
+                f"lower it, or raise tokens_per_step."
+            )
+        return self
+
+
+class Export(Block):
+    """Where the served form of the head goes."""
+
+    dir: str | None = None  # None: exports/<name of the recipe>
+
+
+class Eval(Block):
+    """What is measured, and against what."""
+
+    engine: Literal["vllm", "reference"] = "vllm"
+    methods: list[Literal["baseline", "ngram", "suffix", "head"]] = ["baseline", "ngram", "head"]
+    prompts: list[str] = ["embedded:eval"]  # files, `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
+    max_prompts: PositiveInt | None = None  # per prompt set
+    k: list[PositiveInt] = [3]  # drafted tokens a round
+    temperature: list[Annotated[float, Field(ge=0)]] = [0.0]
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    max_tokens: PositiveInt = 128
+    concurrency: list[PositiveInt] = [1]
+    max_model_len: PositiveInt | None = None  # None: the target's, at most 4096
+    ngram_max: PositiveInt = 5
+    ngram_min: PositiveInt = 2
+    tree: Literal["chain", "eagle2", "medusa"] = "chain"  # reference engine only
+    tree_nodes: PositiveInt = 60
+    tree_depth: PositiveInt = 6
+    tree_top_k: PositiveInt = 10
+    seed: int = 0
+    dir: str | None = None  # None: reports/<name of the recipe>
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.tree != "chain" and self.engine != "reference":
+            raise RecipeError(
+                f"eval.tree={self.tree!r} with eval.engine={self.engine!r}: vLLM drafts chains only; set eval.engine=reference or eval.tree=chain."
+            )
+        if self.ngram_min > self.ngram_max:
+            raise RecipeError(f"eval.ngram_min={self.ngram_min} is larger than eval.ngram_max={self.ngram_max}; lower eval.ngram_min.")
+        return self
+
+
+class Recipe(Block):
+    """One run from prompts to report. `name` is the file's path below recipes/, with dashes."""
+
+    name: str
+    method: str
+    target: Target
+    data: Data
+    features: Features
+    head: SerializeAsAny[HeadBlock]
+    objective: SerializeAsAny[Block]
+    train: Train
+    export: Export = Export()
+    eval: Eval = Eval()
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of checkpoints, logs and the resolved recipe."""
+        return Path(self.train.dir or f"runs/{self.name}")
+
+    @property
+    def export_dir(self) -> Path:
+        """Folder that vLLM loads."""
+        return Path(self.export.dir or f"exports/{self.name}")
+
+    @property
+    def report_dir(self) -> Path:
+        """Folder of report.json, report.md and report.html."""
+        return Path(self.eval.dir or f"reports/{self.name}")
+
+    def dump(self) -> str:
+        """The resolved recipe as YAML: written into every output folder."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=140)
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe file and apply `key.sub=value` overrides (values are YAML).
+
+    Raises:
+        RecipeError: no such file, malformed YAML or override, unknown, contradictory or ill-typed key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(str(path), [str(p) for p in Path("recipes").rglob("*.yaml")], n=1, cutoff=0.3)
+        raise RecipeError(f"no recipe file at {path}" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as e:
+        raise RecipeError(f"{path} is not valid YAML: {e}") from None
+    if not isinstance(raw, dict):
+        raise RecipeError(f"{path} must hold a mapping (method:, target:, …), not {type(raw).__name__}")
+    for text in overrides or []:
+        _override(raw, text)
+    raw.setdefault("name", _name_of(path))
+    return parse_recipe(raw, source=str(path))
+
+
+def parse_recipe(raw: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Check a plain mapping and return the recipe; `source` names it in errors."""
+    raw = dict(raw)
+    method = raw.get("method")
+    if method not in METHODS:
+        raise RecipeError(f"{source}: method: {method!r} is not one of {', '.join(METHODS)}")
+    blocks = METHODS[method]
+    try:
+        for key, model in (("head", blocks.head), ("objective", blocks.objective)):
+            try:
+                raw[key] = model.model_validate(raw.get(key) or {})
+            except ValidationError as e:
+                raise RecipeError(_explain(e, source, model, key)) from None
+        return Recipe.model_validate(raw)
+    except ValidationError as e:
+        raise RecipeError(_explain(e, source, Recipe)) from None
+
+
+def _name_of(path: Path) -> str:
+    """recipes/smollm2-135m/eagle3.yaml → smollm2-135m-eagle3."""
+    parts = path.resolve().with_suffix("").parts
+    below = parts[len(parts) - parts[::-1].index("recipes") :] if "recipes" in parts else parts[-1:]
+    return "-".join(below)
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    """Set one dotted key of `raw` in place from `key.sub=value`."""
+    key, eq, value = text.partition("=")
+    if not eq or not key:
+        raise RecipeError(f"override {text!r} is not of the form key.sub=value, for instance train.max_steps=200")
+    *path, last = key.split(".")
+    node = raw
+    for part in path:
+        node = node.setdefault(part, {}) if node.get(part) is not None else node.__setitem__(part, {}) or node[part]
+        if not isinstance(node, dict):
+            raise RecipeError(f"override {text!r}: {part} is a value in the recipe, not a block")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise RecipeError(f"override {text!r}: {value!r} is not a YAML value") from None
+    if isinstance(parsed, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            parsed = float(parsed)
+        except ValueError:
+            pass
+    node[last] = parsed
+
+
+def _explain(error: ValidationError, source: str, model: type[BaseModel], prefix: str = "") -> str:
+    """Turn pydantic's list of faults into lines that name key, value, and remedy."""
+    lines = []
+    for fault in error.errors():
+        loc = [str(p) for p in fault["loc"]]
+        key = ".".join([prefix] * bool(prefix) + loc)
+        if fault["type"] == "extra_forbidden":
+            known = _fields_at(model, loc[:-1])
+            near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.4)
+            lines.append(f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else f"; known keys here: {', '.join(known)}"))
+        elif fault["type"] == "missing":
+            lines.append(f"missing key {key}")
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{key} = {fault.get('input')!r}: {message}")
+    return f"{source}: " + "\n  ".join(lines)
+
+
+def _fields_at(model: type[BaseModel], loc: list[str]) -> list[str]:
+    """Names of the fields of the (nested) model at `loc`."""
+    for part in loc:
+        field = model.model_fields.get(part)
+        inner = [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(a, type) and issubclass(a, BaseModel)] if field else []
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""How each head learns: one readable file a method, one shared loop."""

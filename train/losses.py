@@ -1,0 +1,158 @@
+"""Draft distribution against target distribution, LM head included, in chunks.
+
+`head_loss` goes from states to a summed loss. The gradient with respect to states and LM head is formed in the forward
+pass, chunk by chunk, so nothing of size rows x vocabulary outlives its chunk; the teacher's logits are computed once a
+teacher row and compared with every depth that asks for that row.
+
+Shapes: S student rows (all depths together), U teacher rows, H hidden size, D draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heads.target import TargetParts
+
+CHUNK_LOGITS = 1 << 21  # logits held at once (rows of a chunk x D): 8 MB in float32, about a core's second-level cache
+
+
+class HeadLoss(NamedTuple):
+    """`loss_sum` carries the gradient; the rest is detached and per student row."""
+
+    loss_sum: Tensor  # scalar: sum of weight * loss
+    loss: Tensor  # [S] unweighted
+    correct: Tensor  # [S] bool: draft argmax is the label
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Target distributions at U positions: post-norm states, and the LM head rows of the draft vocabulary."""
+
+    last_hidden: Tensor  # [U, H]
+    rows: Tensor  # [D, H] the target's LM head at the draft vocabulary
+    target: TargetParts
+
+    def draft_logits(self, chunk: Tensor) -> Tensor:
+        """Target logits [u, D] over the draft vocabulary of teacher rows `chunk`."""
+        return self.target.scale_logits(F.linear(self.last_hidden[chunk].to(self.rows.dtype), self.rows)).float()
+
+    def log_normaliser(self, chunk: Tensor) -> Tensor:
+        """[u, 1] log-sum-exp over the whole target vocabulary, in tiles of it."""
+        hidden = self.last_hidden[chunk].to(self.target.lm_head.dtype)
+        tiles = [self.target.scale_logits(F.linear(hidden, tile)).float().logsumexp(-1) for tile in self.target.lm_head.split(8192)]
+        return torch.stack(tiles).logsumexp(0)[:, None]
+
+
+def head_loss(
+    states: Tensor, weight: Tensor, teacher: Teacher, teacher_row: Tensor, row_weight: Tensor, label: Tensor, kind: str, lk_eta: float = 3.0
+) -> HeadLoss:
+    """Sum of weighted losses of student rows against the target.
+
+    Args:
+        states: [S, H] normed draft states. weight: [D, H] draft LM head.
+        teacher_row: int64 [S], which teacher row each student row is compared with.
+        row_weight: [S] weight of each row in the sum. label: int64 [S] draft id of the answer's token, -1 if it has none.
+        kind: "kl": KL(p||q), p the target's distribution over the draft vocabulary; "ce": -log q(label), rows without
+            a label give no loss; "lk": e^(-eta a) KL(p||q) + (1 - e^(-eta a)) (1 - a) with the acceptance
+            a = sum min(p, q), p there normalised over the whole vocabulary (arXiv 2602.23881).
+    """
+    loss_sum, loss, correct = _HeadLoss.apply(states, weight, teacher, teacher_row, row_weight, label, kind, lk_eta)  # type: ignore[misc]
+    return HeadLoss(loss_sum, loss, correct)
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, weight, teacher, teacher_row, row_weight, label, kind, lk_eta):
+        need_x, need_w = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        compute = torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else states.dtype
+        x, w = states.to(compute), weight.to(compute)
+        grad_x = torch.zeros_like(states) if need_x else None
+        grad_w = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_w else None
+        losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
+        correct = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        order = torch.argsort(teacher_row, stable=True)
+        for part in order.split(max(1, CHUNK_LOGITS // len(w))):
+            z = F.linear(x[part], w).float()
+            target_id = label[part]
+            picked = z.gather(1, target_id.clamp(min=0)[:, None])
+            correct[part] = (target_id >= 0) & (picked[:, 0] >= z.amax(-1))
+            losses[part], grad = _COMPARE[kind](z, picked, teacher, teacher_row[part], target_id, lk_eta)
+            if need_x or need_w:
+                grad = grad.mul_(row_weight[part][:, None]).to(compute)
+                if grad_x is not None:
+                    grad_x[part] = (grad @ w).to(grad_x.dtype)
+                if grad_w is not None:
+                    grad_w.addmm_(grad.t(), x[part]) if grad.dtype == grad_w.dtype else grad_w.add_(grad.t() @ x[part])
+        ctx.save_for_backward(grad_x, grad_w)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(losses, correct)
+        return (losses * row_weight).sum(), losses, correct
+
+    @staticmethod
+    def backward(ctx, scale, *_):  # type: ignore[override]
+        grad_x, grad_w = ctx.saved_tensors
+        return (
+            None if grad_x is None else grad_x * scale.to(grad_x.dtype),
+            None if grad_w is None else (grad_w * scale).to(ctx.weight_dtype),
+            None, None, None, None, None, None,
+        )  # fmt: skip
+
+
+def _teacher_logits(teacher: Teacher, teacher_row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct teacher rows of a chunk (sorted rows, so each is computed once), their logits, and each student's index."""
+    distinct, index = torch.unique_consecutive(teacher_row, return_inverse=True)
+    return distinct, teacher.draft_logits(distinct), index
+
+
+def _kl(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """KL(p||q) a row, and its gradient q - p; z is overwritten."""
+    _, t, index = _teacher_logits(teacher, teacher_row)
+    log_p = F.log_softmax(t, -1)
+    p = log_p.exp()
+    negative_entropy = torch.linalg.vecdot(p, log_p)
+    p = p[index]
+    cross = torch.linalg.vecdot(p, z)
+    q, log_total = _softmax_(z)
+    return (negative_entropy[index] - cross + log_total).clamp_(min=0), q.sub_(p)
+
+
+def _ce(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """-log q(label), 0 without a label, and its gradient."""
+    has = (label >= 0)[:, None]
+    q, log_total = _softmax_(z)
+    grad = q.mul_(has)
+    grad.scatter_add_(1, label.clamp(min=0)[:, None], -has.to(grad.dtype))
+    return (log_total - picked[:, 0]) * has[:, 0], grad
+
+
+def _lk(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """The hybrid LK loss: KL while the acceptance is low, 1 - acceptance once it is high."""
+    distinct, t, index = _teacher_logits(teacher, teacher_row)
+    full = (t - teacher.log_normaliser(distinct)).exp()[index]  # p over the whole vocabulary: what serving accepts with
+    log_p = F.log_softmax(t, -1)
+    p = log_p.exp()[index]
+    log_q = F.log_softmax(z, -1)
+    q = log_q.exp()
+    kl = (p * (log_p[index] - log_q)).sum(-1)
+    acceptance = torch.minimum(full, q).sum(-1)
+    share = torch.exp(-eta * acceptance)[:, None]
+    below = q * (q < full)
+    grad_acceptance = below - q * below.sum(-1, keepdim=True)
+    grad = share * (q - p) - (1 - share) * grad_acceptance
+    return share[:, 0] * kl + (1 - share[:, 0]) * (1 - acceptance), grad
+
+
+def _softmax_(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax of z in place, and its log-sum-exp [rows]."""
+    peak = z.amax(-1, keepdim=True)
+    q = z.sub_(peak).exp_()
+    total = q.sum(-1, keepdim=True)
+    return q.div_(total), (peak + total.log()).squeeze(-1)
+
+
+_COMPARE = {"kl": _kl, "ce": _ce, "lk": _lk}
