@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -94,9 +95,7 @@ def _make_tiny_llama(folder: Path) -> None:
         max_position_embeddings=TINY_CONTEXT,
         initializer_range=0.2,  # large enough that logits differ clearly between tokens and contexts
         tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **_special_ids(tokenizer),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -135,10 +134,13 @@ def _make_smollm2(folder: Path) -> None:
 MADE_HERE: dict[str, Callable[[Path], None]] = {"embedded:smollm2-135m": _make_smollm2, "tiny:llama": _make_tiny_llama}
 
 
+def _special_ids(tokenizer) -> dict[str, Any]:
+    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
 def _save(model: LlamaForCausalLM, tokenizer, folder: Path) -> None:
     """Write model, generation config (generation ends at the tokenizer's eos, ChatML's <|im_end|>) and tokenizer."""
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model.generation_config = GenerationConfig(**ids)
+    model.generation_config = GenerationConfig(**_special_ids(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -173,8 +175,9 @@ def _fetch(path: str, revision: str | None) -> Path:
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["original/*", "consolidated*"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as e:
         at = f"{path}@{revision}" if revision else path
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+        remedy = "HF_HUB_OFFLINE is set; unset it" if offline else "check the name, the network and `hf auth login`"
         raise TargetError(
-            f"target.path: {at} is neither a local folder nor a model in the local cache, and the hub did not give it{offline}: "
-            f"{type(e).__name__}. Check the name and `hf auth login`, or give the path of a downloaded folder."
+            f"target.path: {at} is neither a local folder nor a model in the local cache, and the hub did not give it "
+            f"({type(e).__name__}): {remedy}, or give the path of a downloaded folder."
         ) from e
