@@ -6,6 +6,8 @@ from importlib import import_module
 
 from recipes.errors import RecipeError
 
+LAST_HIDDEN = -1  # key of the post-norm last hidden state where a mapping {layer: states} holds it beside tapped layers
+
 HEADS = {
     "eagle3": "heads.eagle3:Eagle3Head",
 }

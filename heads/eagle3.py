@@ -25,6 +25,7 @@ from heads.cache import DraftCache, cached_attention
 from heads.layers import Attention, RMSNorm, Rotary, SwiGLU, document_attention, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
+from recipes.errors import ExportError
 from recipes.methods import Eagle3Head as Eagle3Block
 
 Choose = Callable[[Tensor], Tensor]  # draft logits [n, D] → draft ids [n]
@@ -227,6 +228,32 @@ class Eagle3Head(nn.Module):
         if not self.vocab.full:
             tensors |= {"d2t": self.vocab.d2t, "t2d": self.vocab.t2d}
         return tensors
+
+    @torch.no_grad()
+    def load_served(self, tensors: dict[str, Tensor]) -> None:
+        """Take over weights by their served names, ours or published (`midlayer.` or `layers.0.`, METHODS §14).
+
+        LM head rows are matched by target token; tokens that the other draft vocabulary lacks keep their rows.
+
+        Raises:
+            ExportError: a tensor is missing or of another shape.
+        """
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        own = self.state_dict()
+        for name, mine in own.items():
+            if name == "lm_head.weight":
+                continue
+            if name not in tensors or tensors[name].shape != mine.shape:
+                found = tuple(tensors[name].shape) if name in tensors else "missing"
+                raise ExportError(f"{name} is {found} in the draft, this head needs {tuple(mine.shape)}; check head.* against its config.json")
+            mine.copy_(tensors[name])
+        offsets = tensors.get("d2t")
+        theirs = torch.arange(self.vocab.size) if offsets is None else offsets.long() + torch.arange(len(offsets))
+        if "lm_head.weight" in tensors:
+            where = DraftVocab(theirs, self.vocab.size).to_draft(self.vocab.ids)
+            own["lm_head.weight"][where >= 0] = tensors["lm_head.weight"][where[where >= 0]].to(own["lm_head.weight"].dtype)
+        elif not self.vocab.full:
+            raise ExportError("the draft has no lm_head.weight, so it drafts over the whole vocabulary; leave head.draft_vocab_size empty")
 
     @staticmethod
     def served_shapes(config: dict) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from data_prep.store import RowFeatures
 from recipes.errors import DataError
 
 
@@ -40,23 +41,22 @@ class Batch:
         return replace(self, hidden={layer: h.to(device, non_blocking=True) for layer, h in self.hidden.items()}, **move)
 
 
-def collate(rows: list[dict], layers: list[int], hidden_size: int) -> Batch:
-    """Concatenate rows (`input_ids`, `loss_mask`, `hidden`, `last_hidden`); no rows give one unsupervised token.
+def collate(rows: list[RowFeatures], layers: list[int], hidden_size: int) -> Batch:
+    """Concatenate rows; no rows give one unsupervised token.
 
     The one-token batch lets a rank with nothing to do still run forward and backward, with weight 0.
     """
     if not rows:
         none = torch.zeros(1, hidden_size)
-        row = {"input_ids": torch.zeros(1, dtype=torch.long), "loss_mask": torch.zeros(1, dtype=torch.bool)}
-        rows = [row | {"hidden": dict.fromkeys(layers, none), "last_hidden": none}]
-    lengths = [len(row["input_ids"]) for row in rows]
+        rows = [RowFeatures(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.bool), dict.fromkeys(layers, none), none)]
+    lengths = [len(row.input_ids) for row in rows]
     return Batch(
-        input_ids=torch.cat([row["input_ids"] for row in rows]),
-        loss_mask=torch.cat([row["loss_mask"] for row in rows]),
+        input_ids=torch.cat([row.input_ids for row in rows]),
+        loss_mask=torch.cat([row.loss_mask for row in rows]),
         document=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)),
         positions=torch.cat([torch.arange(n) for n in lengths]),
-        hidden={layer: torch.cat([row["hidden"][layer] for row in rows]) for layer in layers},
-        last_hidden=torch.cat([row["last_hidden"] for row in rows]),
+        hidden={layer: torch.cat([row.hidden[layer] for row in rows]) for layer in layers},
+        last_hidden=torch.cat([row.last_hidden for row in rows]),
     )
 
 

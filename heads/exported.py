@@ -1,0 +1,108 @@
+"""Reading an export folder: config.json, model.safetensors and headstart.json.
+
+vLLM does not notice a missing tensor (VLLM_FORMATS §0), so names and shapes are checked here against what the head says
+its config needs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from heads import head_class
+from heads.target import TargetParts
+from heads.vocab import DraftVocab
+from recipes.errors import ExportError
+from recipes.schema import Recipe, parse_recipe
+
+META_FILE = "headstart.json"
+
+
+def read_meta(folder: Path) -> dict:
+    """headstart.json of an export. Raises ExportError where there is none."""
+    file = folder / META_FILE
+    if not file.is_file():
+        raise ExportError(f"{folder} holds no {META_FILE}: it is not an export of Headstart. Make one with `python -m train.export RUN_DIR`.")
+    return json.loads(file.read_text())
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of an export or a published draft."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ExportError(f"{folder} holds no config.json; give the folder of an exported or published draft")
+    return json.loads(file.read_text())
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's safetensors files; a published `pytorch_model.bin` is read with weights_only."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as f:
+            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a dictionary)
+    if not tensors and (file := folder / "pytorch_model.bin").is_file():
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    if not tensors:
+        raise ExportError(f"{folder} holds neither *.safetensors nor pytorch_model.bin")
+    return tensors
+
+
+def check_served(shapes: dict[str, tuple[int, ...]], tensors: dict[str, Tensor], where: str | Path) -> None:
+    """Every tensor the server reads is there with its shape, finite and not empty, and nothing else is.
+
+    Raises:
+        ExportError: names what is missing, extra, of another shape, or not finite.
+    """
+    faults = [f"missing {name} {shape}" for name, shape in shapes.items() if name not in tensors]
+    faults += [f"unexpected {name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if name not in shapes]
+    for name in shapes.keys() & tensors.keys():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shapes[name]:
+            faults.append(f"{name} is {tuple(tensor.shape)}, the config needs {shapes[name]}")
+        elif tensor.numel() == 0 or not bool(torch.isfinite(tensor.float()).all()):
+            faults.append(f"{name} is empty or not finite")
+    if faults:
+        raise ExportError(f"{where}: tensors do not fit config.json:\n  " + "\n  ".join(sorted(faults)))
+
+
+def served_vocab(tensors: dict[str, Tensor], vocab_size: int) -> DraftVocab:
+    """The draft vocabulary that `d2t` offsets describe; without them, the whole one (B15)."""
+    if "d2t" not in tensors:
+        return DraftVocab(torch.arange(vocab_size), vocab_size)
+    offsets = tensors["d2t"].long()
+    return DraftVocab(offsets + torch.arange(len(offsets)), vocab_size)
+
+
+def load_exported_head(folder: Path, target: TargetParts) -> tuple[nn.Module, Recipe]:
+    """Rebuild a head from its export, through the served names and nothing else.
+
+    Returns:
+        The head in evaluation mode, and the recipe it was trained with.
+
+    Raises:
+        ExportError: the export belongs to another target, or its tensors do not fit its config.
+    """
+    meta, config, tensors = read_meta(folder), read_config(folder), read_tensors(folder)
+    check_target(meta, target, folder)
+    recipe = parse_recipe(meta["recipe"], source=str(folder / META_FILE))
+    cls = head_class(recipe.method)
+    check_served(cls.served_shapes(config), tensors, folder)
+    head = cls(recipe.head, target, served_vocab(tensors, target.vocab_size))
+    head.load_served(tensors)
+    return head.eval(), recipe
+
+
+def check_target(meta: dict, target: TargetParts, folder: Path) -> None:
+    """Raises ExportError where the export was made for another target than this one."""
+    made_for = meta["target"]
+    if made_for["hidden_size"] != target.hidden_size:
+        raise ExportError(f"{folder} was made for a target of width {made_for['hidden_size']} ({made_for['path']}), this one ({target.path}) has {target.hidden_size}")
+    if made_for["fingerprint"] != target.fingerprint:
+        raise ExportError(
+            f"{folder} was made for {made_for['path']} with fingerprint {made_for['fingerprint']}, but {target.path} has {target.fingerprint}: "
+            f"train a head for this target, or point target.path at the other one"
+        )

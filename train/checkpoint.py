@@ -1,0 +1,72 @@
+"""Checkpoints: private, exact, only for resume. What others see is the export.
+
+`runs/<name>/step_000123/` is written by accelerate (weights and moments in float32, RNG of every rank, sampler
+position) under a temporary name and renamed when whole, so a half-written one is never taken for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate import Accelerator
+
+from recipes.errors import RecipeError
+from recipes.schema import Recipe
+
+# What a resumed run may change: how long it runs and what it reports, never what it computes.
+FREE = {
+    "train": {"max_steps", "max_minutes", "epochs", "log_every", "eval_every", "save_every", "keep", "trackers", "dir", "micro_batch_tokens"},
+    "features": {"dir", "batch_tokens"},
+}
+
+
+def latest(run_dir: Path) -> Path | None:
+    """The newest whole checkpoint, or None."""
+    found = sorted(p for p in run_dir.glob("step_*") if p.is_dir() and not p.name.endswith(".tmp"))
+    return found[-1] if found else None
+
+
+def save(accelerator: Accelerator, run_dir: Path, step: int, keep: int) -> Path:
+    """Save everything a resume needs; all ranks call it. Keeps the newest `keep`."""
+    final = run_dir / f"step_{step:06d}"
+    partial = run_dir / f"{final.name}.tmp"
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        for old in sorted(p for p in run_dir.glob("step_*") if p.is_dir() and not p.name.endswith(".tmp"))[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return final
+
+
+def check_same_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """A run folder belongs to one recipe. Raises RecipeError naming the first key that differs, both values, and the remedy."""
+    saved_file = run_dir / "recipe.yaml"
+    if not saved_file.is_file():
+        return
+    saved, now = yaml.safe_load(saved_file.read_text()), yaml.safe_load(recipe.dump())
+    for block in ("method", "target", "data", "features", "head", "objective", "train"):
+        if (difference := _difference(saved.get(block), now.get(block), FREE.get(block, set()))) is not None:
+            key, old, new = difference
+            raise RecipeError(
+                f"{run_dir} was trained with {block}{key}={old!r}, the recipe now says {new!r}. "
+                f"Give this run a folder of its own (train.dir=runs/NAME), or delete {run_dir} to start over."
+            )
+
+
+def _difference(old: Any, new: Any, free: set[str]) -> tuple[str, Any, Any] | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new} - free):
+            if (inner := _difference(old.get(key), new.get(key), set())) is not None:
+                return f".{key}{inner[0]}", inner[1], inner[2]
+        return None
+    return None if old == new else ("", old, new)

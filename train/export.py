@@ -1,0 +1,197 @@
+"""From a trained head to the folder that vLLM loads, and the proof that both are the same.
+
+    python -m train.export runs/smollm2-135m-eagle3 [--step 500] [--output DIR]
+    python -m train.export --from PUBLISHED_DRAFT --recipe RECIPE [--output DIR]
+
+The export is a pure function of the checkpoint. It is written under a temporary name, read back through the served
+names, compared with the training module on stored features, and only then given its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from data_prep.store import FeatureStore
+from heads import LAST_HIDDEN, head_class
+from heads.exported import META_FILE, check_served, load_exported_head, read_config, read_tensors, served_vocab
+from heads.target import DTYPES, TargetParts, load_tokenizer, read_target
+from heads.vocab import build_draft_vocab
+from recipes.errors import ExportError, HeadstartError
+from recipes.schema import Recipe, load_recipe, parse_recipe
+from train import checkpoint
+
+
+def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: Any, figures: dict, folder: Path) -> Path:
+    """Write the served form of `head` and check it against `head` itself on stored features.
+
+    Raises:
+        ExportError: a tensor is missing, extra, misshapen or not finite, or the re-read export drafts other tokens.
+    """
+    head = head.eval()
+    dtype = DTYPES[recipe.target.dtype]
+    tensors = {
+        name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous().clone() for name, t in head.served_tensors().items()
+    }
+    config = head.served_config() | {"dtype": recipe.target.dtype}
+    check_served(head.served_shapes(config), tensors, folder)
+    partial = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    (partial / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    meta = {
+        "format": 1,
+        "method": recipe.method,
+        "recipe": recipe.model_dump(mode="json"),
+        "target": {"path": recipe.target.path, "fingerprint": target.fingerprint, "hidden_size": target.hidden_size, "num_layers": target.num_layers},
+        "layers": recipe.head.feature_layers(target.num_layers),
+        "trained_max_length": recipe.data.max_length,
+        "speculative_config": head.speculative_config(),
+        "llm_kwargs": head.llm_kwargs() if hasattr(head, "llm_kwargs") else {},
+        "training": figures,
+        "versions": {name: _version(name) for name in ("headstart", "torch", "transformers")},
+        "date": date.today().isoformat(),
+    }
+    (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
+    (partial / "README.md").write_text(_model_card(recipe, meta, config))
+    agreement = compare(head, load_exported_head(partial, target)[0], source, meta["layers"])
+    floor = 1.0 if dtype == torch.float32 else 0.98  # rounding weights to bfloat16 may flip a near tie
+    if agreement < floor:
+        raise ExportError(f"{partial}: the export read back agrees with the trained head on {agreement:.1%} of drafts (needed {floor:.0%}); it is left there to look at")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return folder
+
+
+@torch.no_grad()
+def compare(head: nn.Module, other: nn.Module, source: Any, layers: list[int], rows: int = 2, depth: int = 3) -> float:
+    """Share of equal drafts of two heads on stored rows, drafting `depth` tokens at a few positions of each."""
+    equal = total = 0
+    device = next(head.parameters()).device
+    picked = source.supervised.nonzero()[:rows, 0].tolist()
+    for number in picked:
+        row = source.read(number, layers)
+        ids, n = row.input_ids, len(row.input_ids)
+        for end in {n // 2, n - 1} - {0}:
+            # Entries 0..end-1 are committed, each paired with the token after it.
+            drafts = []
+            for module, where in ((head, device), (other, torch.device("cpu"))):
+                hidden = {layer: h[:end].to(where, torch.float32) for layer, h in (row.hidden | {LAST_HIDDEN: row.last_hidden}).items()}
+                drafts.append(
+                    module.propose(
+                        hidden, ids[1 : end + 1].to(where), torch.arange(end, device=where), module.new_cache(), depth, lambda logits: logits.argmax(-1)
+                    ).cpu()
+                )
+            equal += int((drafts[0] == drafts[1]).sum())
+            total += depth
+    return equal / max(total, 1)
+
+
+def load_export_into(head: nn.Module, folder: Path) -> None:
+    """Start a head from an export of ours or a published draft (`head.init_from`).
+
+    Rows of the draft LM head are matched by target token; tokens the other draft lacks keep the target's rows.
+
+    Raises:
+        ExportError: tensors are missing or of another shape.
+    """
+    head.load_served(read_tensors(folder))
+
+
+def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
+    """Export a checkpoint of a run. Raises ExportError where there is none."""
+    file = run_dir / "recipe.yaml"
+    if not file.is_file():
+        raise ExportError(f"{run_dir} holds no recipe.yaml; give a run folder such as runs/smollm2-135m-eagle3")
+    recipe = parse_recipe(yaml.safe_load(file.read_text()), source=str(file))
+    folder = run_dir / f"step_{step:06d}" if step is not None else checkpoint.latest(run_dir)
+    if folder is None or not folder.is_dir():
+        raise ExportError(f"no checkpoint {folder or ''} in {run_dir}; there are: {', '.join(p.name for p in sorted(run_dir.glob('step_*'))) or 'none'}")
+    target = read_target(recipe.target)
+    source = FeatureStore.open(recipe.features.dir, recipe)
+    vocab = build_draft_vocab(source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids)
+    head = head_class(recipe.method)(recipe.head, target, vocab)
+    saved = load_file(folder / "model.safetensors")
+    missing, unexpected = head.load_state_dict({k.removeprefix("head."): v for k, v in saved.items() if k.startswith("head.")}, strict=False)
+    if missing or unexpected:
+        raise ExportError(f"{folder}: checkpoint does not fit the head; missing {missing}, unexpected {unexpected}")
+    return export_head(recipe, head, target, source, {"checkpoint": folder.name}, output or recipe.export_dir)
+
+
+def convert(published: Path, recipe: Recipe, output: Path | None) -> Path:
+    """A published draft in our export layout, so that it can be measured and fine-tuned like ours."""
+    target = read_target(recipe.target)
+    tensors, config = read_tensors(published), read_config(published)
+    cls = head_class(recipe.method)
+    head = cls(recipe.head, target, served_vocab(tensors, target.vocab_size))
+    head.load_served(tensors)
+    source = FeatureStore.open(recipe.features.dir, recipe)
+    figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
+    return export_head(recipe, head, target, source, figures, output or recipe.export_dir)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _model_card(recipe: Recipe, meta: dict, config: dict) -> str:
+    """README.md of the export: what it is, how to load it, what training measured."""
+    served = json.dumps(meta["speculative_config"] | {"model": "THIS_FOLDER", "num_speculative_tokens": 3})
+    lines = [
+        f"# {recipe.name}",
+        "",
+        f"A {recipe.method} draft head for `{recipe.target.path}`, trained with Headstart on {meta['date']}.",
+        "",
+        "```",
+        f"vllm serve TARGET --speculative-config '{served}'",
+        "```",
+        "",
+    ]
+    if al := (meta["training"].get("validation") or {}).get("al"):
+        lines.append("Estimated on held-out rows (AL~, bonus token included; only vLLM's own count is AL): " + ", ".join(f"k={k} {v:.3f}" for k, v in al.items()))
+        lines.append("")
+    lines += [f"Trained on rows of at most {recipe.data.max_length} tokens. The resolved recipe is in {META_FILE}.", ""]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line: export a run, or convert a published draft."""
+    parser = argparse.ArgumentParser(prog="python -m train.export", description="Write the folder that vLLM loads.")
+    parser.add_argument("run_dir", nargs="?", type=Path, help="runs/NAME")
+    parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    parser.add_argument("--from", dest="published", type=Path, help="a published draft to convert")
+    parser.add_argument("--recipe", help="the recipe that describes the published draft's head and target")
+    parser.add_argument("--output", type=Path, help="export folder (default: the recipe's)")
+    args = parser.parse_args(argv)
+    try:
+        if args.published:
+            if not args.recipe:
+                raise ExportError("--from needs --recipe RECIPE: which target and head shape the published draft is for")
+            folder = convert(args.published, load_recipe(args.recipe), args.output)
+        elif args.run_dir:
+            folder = export_run(args.run_dir, args.step, args.output)
+        else:
+            raise ExportError("give a run folder, or --from FOLDER --recipe RECIPE")
+    except HeadstartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"exported to {folder}")
+
+
+if __name__ == "__main__":
+    main()
