@@ -103,11 +103,11 @@ def test_every_package_is_installed_with_its_data():
 
 def test_a_script_in_train_finds_the_other_packages_when_launched_by_path(tmp_path: Path):
     """What `accelerate launch train/eagle3.py` relies on: the checkout is installed, so its root need not be on sys.path."""
-    code = "import heads.embedded, recipes.schema, data_prep, train, sys; print(heads.embedded.__file__)"
+    code = "import heads, recipes, data_prep, train; print(heads.__file__)"
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()) == ROOT / "heads" / "embedded.py"
+    assert Path(done.stdout.strip()) == ROOT / "heads" / "__init__.py"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "accelerate").glob("*.yaml")), ids=lambda p: p.stem)
