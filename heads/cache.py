@@ -35,12 +35,13 @@ class DraftCache:
 def cached_attention(q: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
     """Attention of n new queries [n, A, d] over a cache [m, G, d] that ends with their own keys → [n, A, d].
 
-    `visible` [n, n] bool says which of the new entries each query sees (a tree); None is causal. Older ones are always seen.
+    `visible` [n, w] bool, w >= n, says which of the last w entries each query sees (a tree, grown in one call or level by level);
+    None is causal. Entries before those are always seen.
     """
     n, m = len(q), len(key)
     if visible is None:
         visible = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
-    mask = torch.cat([visible.new_ones(n, m - n), visible], 1) if n > 1 or not bool(visible.all()) else None
+    mask = torch.cat([visible.new_ones(n, m - visible.shape[1]), visible], 1) if n > 1 or not bool(visible.all()) else None
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], attn_mask=mask, enable_gqa=q.shape[1] != key.shape[1]
     )

@@ -12,6 +12,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from heads.embedded import resolve_target
@@ -26,6 +29,8 @@ from recipes.errors import TargetError
 from recipes.schema import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Sink = Callable[[int | None, Tensor], None]  # (layer or None for last_hidden, states [B, T, H])
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,39 @@ def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where:
             f"as {type(target.norm).__name__} does. Rebuild it with `python -m data_prep RECIPE`; if it stays, the family is not supported."
         )
     return agreement
+
+
+@contextmanager
+def tapped(model: PreTrainedModel, layers: list[int], sink: Sink) -> Iterator[None]:
+    """While open, every forward pass of `model` hands each tapped layer's states to `sink`.
+
+    Raises:
+        TargetError: the model's decoder has no list of blocks `layers`.
+    """
+    blocks = getattr(model.get_decoder(), "layers", None)
+    if not isinstance(blocks, torch.nn.ModuleList):
+        raise TargetError(f"{type(model).__name__}: its decoder has no list of blocks named `layers`; this family is not supported")
+
+    def before(layer: int):
+        def hook(module, args, kwargs):
+            sink(layer, args[0] if args else kwargs["hidden_states"])
+
+        return blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
+
+    def after_last():
+        def hook(module, args, output):
+            sink(len(blocks), output if isinstance(output, Tensor) else output[0])
+
+        return blocks[-1].register_forward_hook(hook)
+
+    handles: list[RemovableHandle] = []
+    try:
+        for layer in layers:
+            handles.append(after_last() if layer == len(blocks) else before(layer))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _final_norm(skeleton: PreTrainedModel) -> nn.Module:
