@@ -8,14 +8,15 @@ T = TypeVar("T")
 
 
 def items(text: str, sep: str = ";") -> list[str]:
-    """Splits a hand-written list. Entries between ";" may go over a line's end; with "|", for texts that hold ";", a new line also splits."""
+    """Splits a hand-written list. Entries between ";" may go over a line's end; with "|" (texts that hold ";") a new line splits too."""
     parts = text.replace("\n", "|").split("|") if sep == "|" else text.split(sep)
     return [" ".join(part.split()) for part in parts if part.strip()]
 
 
-def paragraphs(text: str) -> list[str]:
-    """Splits at blank lines; the line breaks inside a paragraph are only layout."""
-    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+def paragraphs(text: str, keep_spaces: bool = False) -> list[str]:
+    """Splits at blank lines. Line breaks inside a paragraph are only layout; `keep_spaces` spares the indents of code."""
+    parts = [part.strip() for part in text.split("\n\n") if part.strip()]
+    return [part.replace("\n", " ") if keep_spaces else " ".join(part.split()) for part in parts]
 
 
 class Deck(Generic[T]):

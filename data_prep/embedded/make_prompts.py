@@ -11,14 +11,18 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from data_prep.embedded.background import Background
 from data_prep.embedded.code_tasks import code_prompts
+from data_prep.embedded.held_out import held_out_prompts
 from data_prep.embedded.maths import maths_prompts
 from data_prep.embedded.notices import extraction_prompts, rewriting_prompts
 from data_prep.embedded.questions import explanation_prompts, question_prompts
 from data_prep.embedded.reasoning import reasoning_prompts
+from data_prep.embedded.repetitive import repetitive_prompts
 from data_prep.embedded.writing import role_play_prompts, writing_prompts
 
 HERE = Path(__file__).parent
@@ -41,6 +45,7 @@ GENERATORS: dict[str, Callable[[random.Random], Iterator[str]]] = {
 }
 
 Row = dict[str, object]
+T = TypeVar("T")
 
 
 def normalised(text: str) -> str:
@@ -52,8 +57,22 @@ def row(kind: str, number: int, category: str, text: str) -> Row:
     return {"id": f"{kind}-{number:05d}", "category": category, "messages": [{"role": "user", "content": text}]}
 
 
+def in_rounds(rng: random.Random, by_category: list[list[T]]) -> list[T]:
+    """One of each category in random order, then the next of each: any prefix is a balanced mix."""
+    mixed: list[T] = []
+    for group in zip_longest(*by_category):
+        present = [item for item in group if item is not None]
+        rng.shuffle(present)
+        mixed.extend(present)
+    return mixed
+
+
+def numbered(kind: str, prompts: list[tuple[str, str]]) -> list[Row]:
+    return [row(kind, i, category, text) for i, (category, text) in enumerate(prompts, 1)]
+
+
 def make_training(seed: int = SEED, per_category: int = PER_CATEGORY) -> list[Row]:
-    """Equally many different prompts a category, in rounds of one prompt from each: any prefix of the list is a balanced mix."""
+    """Equally many different prompts a category."""
     seen: set[str] = set()
     by_category: list[list[Row]] = []
     for category, generator in GENERATORS.items():
@@ -74,17 +93,20 @@ def make_training(seed: int = SEED, per_category: int = PER_CATEGORY) -> list[Ro
                 raise RuntimeError(f"{category}: the lists give only {len(texts)} different prompts, {per_category} are wanted")
         rng.shuffle(texts)
         by_category.append([row(category, i + 1, category, text) for i, text in enumerate(texts)])
-    rng = random.Random(f"{seed}/order")
-    rows: list[Row] = []
-    for group in zip(*by_category, strict=True):
-        mixed = list(group)
-        rng.shuffle(mixed)
-        rows.extend(mixed)
-    return rows
+    return in_rounds(random.Random(f"{seed}/order"), by_category)
 
 
 def make_all(seed: int = SEED) -> dict[str, list[Row]]:
-    return {"prompts.jsonl": make_training(seed)}
+    rng = random.Random(f"{seed}/held out")
+    held_out = [[(category, text) for category, _, text in held_out_prompts() if category == wanted] for wanted in GENERATORS]
+    repetitive = [[(category, text) for category, text in repetitive_prompts() if category == wanted] for wanted in GENERATORS]
+    for texts in [*held_out, *repetitive]:
+        rng.shuffle(texts)
+    return {
+        "prompts.jsonl": make_training(seed),
+        "eval_prompts.jsonl": numbered("eval", in_rounds(rng, held_out)),
+        "repetitive_prompts.jsonl": numbered("repetitive", in_rounds(rng, repetitive)),
+    }
 
 
 def to_jsonl(rows: list[Row]) -> str:
@@ -92,7 +114,9 @@ def to_jsonl(rows: list[Row]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m data_prep.embedded.make_prompts", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.embedded.make_prompts", description="Write (or check) the shipped prompt files."
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs from what would be written")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s, the seed of the shipped files")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the three files (default: beside this script)")
@@ -108,7 +132,10 @@ def main(argv: list[str] | None = None) -> int:
         path.write_bytes(text.encode())
         print(f"{path}: {len(rows)} prompts")
     if stale:
-        print(f"differs from what the lists and seed {args.seed} give: {', '.join(stale)}. Run python -m data_prep.embedded.make_prompts", file=sys.stderr)
+        print(
+            f"differs from what the lists and seed {args.seed} give: {', '.join(stale)}. Run python -m data_prep.embedded.make_prompts",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
