@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.embedded.held_out import held_out_prompts
-from data_prep.embedded.make_prompts import GENERATORS, HERE, main, make_all, normalised
+from data_prep.embedded.make_prompts import GENERATORS, HERE, main, make_training, normalised
 
 FILES = ["prompts.jsonl", "eval_prompts.jsonl", "repetitive_prompts.jsonl"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,4 +102,4 @@ def test_check_names_a_file_that_differs(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_another_seed_gives_other_prompts() -> None:
-    assert make_all(seed=1)["prompts.jsonl"] != make_all(seed=2)["prompts.jsonl"]
+    assert make_training(seed=1, per_category=20) != make_training(seed=2, per_category=20)
