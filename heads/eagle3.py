@@ -16,82 +16,67 @@ Shapes: N packed tokens, R rows computed at a depth, H hidden size, D draft voca
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
-from heads.cache import DraftCache, cached_attention
-from heads.layers import Attention, RMSNorm, Rotary, SwiGLU, document_attention, draft_llama_config
+from heads.autoregressive import AutoregressiveHead, DraftLayer
+from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
 from recipes.methods import Eagle3Head as Eagle3Block
 
-Choose = Callable[[Tensor], Tensor]  # draft logits [n, D] → draft ids [n]
 
-
-class Eagle3Layer(nn.Module):
+class Eagle3Layer(DraftLayer):
     """A Llama decoder layer; the first one eats embedding and feature side by side."""
 
-    def __init__(self, config, first: bool, norm_before_residual: bool):
-        super().__init__()
+    def __init__(self, config: LlamaConfig, first: bool, norm_before_residual: bool):
         H, eps = config.hidden_size, config.rms_norm_eps
+        super().__init__(config, 2 * H if first else H)
         self.first, self.norm_before_residual = first, norm_before_residual
-        self.self_attn = Attention(config, 2 * H if first else H)
-        self.mlp = SwiGLU(H, config.intermediate_size)
         self.input_layernorm = RMSNorm(H, eps)
-        self.post_attention_layernorm = RMSNorm(H, eps)
         if first:
             self.hidden_norm = RMSNorm(H, eps)
 
-    def enter(self, embedding: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+    def enter(self, embedding: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """[n, H] embedding and feature → attention input [n, 2H] (or [n, H] in later layers) and residual [n, H]."""
         if not self.first:
-            return self.input_layernorm(feature), feature
-        normed = self.hidden_norm(feature)
-        residual = normed if self.norm_before_residual else feature
+            return self.input_layernorm(x), x
+        normed = self.hidden_norm(x)
+        residual = normed if self.norm_before_residual else x
         return torch.cat([self.input_layernorm(embedding), normed], -1), residual
 
-    def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Residual [n, H] and attention output [n, A, d] → the layer's output [n, H]."""
-        x = residual + self.self_attn.o_proj(attended.flatten(1))
-        return x + self.mlp(self.post_attention_layernorm(x))
 
+class Eagle3Head(AutoregressiveHead):
+    """The draft head."""
 
-class Eagle3Head(nn.Module):
-    """The draft head. `embed_tokens` is borrowed from the target, frozen, and in no checkpoint or export."""
+    block: Eagle3Block
 
     def __init__(self, block: Eagle3Block, target: TargetParts, vocab: DraftVocab):
-        super().__init__()
         changes = {"intermediate_size": block.intermediate_size} if block.intermediate_size else {}
-        self.block, self.vocab = block, vocab
-        self.config = draft_llama_config(target.config, block.num_layers, **changes)
+        config = draft_llama_config(target.config, block.num_layers, **changes)
+        layers: list[DraftLayer] = [Eagle3Layer(config, i == 0, block.norm_before_residual) for i in range(block.num_layers)]
+        super().__init__(block, target, vocab, config, layers)
         self.aux_layers = block.feature_layers(target.num_layers)
         H, eps, A = target.hidden_size, self.config.rms_norm_eps, len(self.aux_layers)
         self.input_norm = RMSNorm(A * H, eps) if block.norm_before_fc else None
         self.fc_norm = nn.ModuleList(RMSNorm(H, eps) for _ in range(A)) if block.fc_norm else None
         self.fc = nn.Linear(A * H, H, bias=False)
-        self.layers = nn.ModuleList(Eagle3Layer(self.config, i == 0, block.norm_before_residual) for i in range(block.num_layers))
         self.norm = RMSNorm(H, eps)
         self.lm_head = nn.Linear(H, len(vocab.ids), bias=False)
-        self.rotary = Rotary(self.config)
-        self.register_buffer("embed_tokens", target.embed_tokens, persistent=False)
-        self.register_buffer("draft_ids", vocab.ids.to(target.embed_tokens.device), persistent=False)
         self.reset(target)
 
     @torch.no_grad()
     def reset(self, target: TargetParts) -> None:
         """Initial weights: projections as Llama's; LM head and final norm the target's own, so that its directions mean tokens from the start."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=self.config.initializer_range)
+        self.reset_projections()
         if not target.lm_head.is_meta:
             self.lm_head.weight.copy_(target.lm_head[self.vocab.ids])
             self.norm.weight.copy_(target.norm_weight())
         self.lm_head.requires_grad_(self.block.train_lm_head)
 
-    # ---- pieces that training and drafting share -------------------------------------------------------------
+    # ---- what is EAGLE-3 about drafting (the rest: heads/autoregressive.py) ------------------------------------
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         """Tapped layers {l: [n, H]} → features [n, H] (METHODS §5.2)."""
@@ -101,107 +86,13 @@ class Eagle3Head(nn.Module):
         x = torch.cat(parts, -1)
         return self.fc(x if self.input_norm is None else self.input_norm(x))
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Target ids [n] → the target's embeddings [n, H]."""
-        return self.embed_tokens[ids].to(self.fc.weight.dtype)
-
     def feedback(self, state: Tensor) -> Tensor:
         """What the next depth eats as its feature: the raw state, or the normed one with `norm_output`."""
         return self.norm(state) if self.block.norm_output else state
 
-    # ---- training: all indices of packed documents at once ---------------------------------------------------
-
-    def rollout(self, feature: Tensor, tokens: list[Tensor], positions: Tensor, starts: Tensor, rows: list[Tensor]) -> list[Tensor]:
-        """States of every depth: depth i at its `rows[i]` only.
-
-        Args:
-            feature: [N, H] fused features. tokens: [N] eaten at each depth. positions: [N] inside the document.
-            starts: [N] first index of each document. rows: [R_i] ascending indices wanted at depth i, each a subset
-                of the one before.
-
-        Returns:
-            [R_i, H] states before the final norm, one a depth.
-        """
-        first_kv: list[tuple[Tensor, Tensor]] = []  # a layer: depth-0 keys and values [N, G, d]
-        later_kv: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]  # a layer, a depth >= 1: [R_i, G, d] at the rows
-        states: list[Tensor] = []
-        for depth, row in enumerate(rows):
-            # Depth 0 needs keys and values at every index; later depths live on their rows alone.
-            index = torch.arange(len(feature), device=row.device) if depth == 0 else row
-            x = feature if depth == 0 else self.feedback(states[-1])[_position_in(rows[depth - 1], row)]
-            embedding = self.embed(tokens[depth][index])
-            cos, sin = self.rotary(x, positions[index] + depth)
-            for number, layer in enumerate(self.layers):
-                entered, residual = layer.enter(embedding, x)
-                key, value = layer.self_attn.key_value(entered, cos, sin)
-                last = number == len(self.layers) - 1
-                # Past its keys and values the last layer is needed only where a loss (or a later depth) reads it.
-                ask = _position_in(index, row) if depth == 0 and last else slice(None)
-                query_rows = row if last else index
-                query = layer.self_attn.query(entered[ask], cos[ask], sin[ask])
-                if depth == 0:
-                    first_kv.append((key, value))
-                    attended = document_attention(query, key, value, query_rows, starts)
-                else:
-                    later_kv[number] = [tuple(t[_position_in(rows[depth - 1], row)] for t in kv) for kv in later_kv[number]]
-                    later_kv[number].append((key, value))
-                    diagonal_k, diagonal_v = (torch.stack(side, 1) for side in zip(*later_kv[number], strict=True))
-                    attended = document_attention(query, *first_kv[number], row, starts, diagonal_k, diagonal_v)
-                x = layer.leave(residual[ask], attended)
-            states.append(x)
-        return states
-
-    # ---- serving: one request, token by token -----------------------------------------------------------------
-
-    def new_cache(self) -> DraftCache:
-        """An empty draft cache for one request."""
-        return DraftCache(len(self.layers))
-
-    def advance(self, feature: Tensor, tokens: Tensor, positions: Tensor, cache: DraftCache, visible: Tensor | None = None) -> Tensor:
-        """Run n new entries through the draft and add them to its cache.
-
-        Args:
-            feature: [n, H] fused features, or fed-back states. tokens: [n] eaten. positions: [n].
-            visible: [n, n] bool, who sees whom among the new entries (a tree); None is causal.
-
-        Returns:
-            [n, H] states before the final norm.
-        """
-        x, embedding = feature, self.embed(tokens)
-        cos, sin = self.rotary(x, positions)
-        for number, layer in enumerate(self.layers):
-            entered, residual = layer.enter(embedding, x)
-            key, value = cache.append(number, *layer.self_attn.key_value(entered, cos, sin))
-            x = layer.leave(residual, cached_attention(layer.self_attn.query(entered, cos, sin), key, value, visible))
-        return x
-
     def logits(self, state: Tensor) -> Tensor:
         """States [n, H] → draft logits [n, D]."""
         return self.lm_head(self.norm(state))
-
-    @torch.no_grad()
-    def propose(self, hidden: dict[int, Tensor], tokens: Tensor, positions: Tensor, cache: DraftCache, k: int, choose: Choose) -> Tensor:
-        """Draft a chain of k tokens after committed ones.
-
-        The draft cache is first extended with the n entries committed since the last round, each with the target's
-        true feature, then k tokens are drafted and their entries dropped again.
-
-        Args:
-            hidden: {layer: [n, H]} the target's states at the n committed positions. tokens: [n], x[t+1] for each of
-                them (the last is the newest token, which the target has not processed yet). positions: [n].
-            choose: draft logits [1, D] → draft id [1]: argmax, or a sampler that remembers its distribution.
-
-        Returns:
-            [k] target ids.
-        """
-        state = self.advance(self.fuse(hidden), tokens, positions, cache)[-1:]
-        committed, position, drafted = cache.length, positions[-1:], []
-        for depth in range(k):
-            drafted.append(self.draft_ids[choose(self.logits(state))])
-            if depth + 1 < k:
-                state = self.advance(self.feedback(state), drafted[-1], position + 1 + depth, cache)
-        cache.crop(committed)
-        return torch.cat(drafted)
 
     # ---- export: what vLLM reads (VLLM_FORMATS §2) ------------------------------------------------------------
 
@@ -280,12 +171,3 @@ class Eagle3Head(nn.Module):
     def speculative_config() -> dict:
         """What the user passes to vLLM besides `model` and `num_speculative_tokens`."""
         return {"method": "eagle3"}
-
-
-def _position_in(rows: Tensor, subset: Tensor) -> Tensor:
-    """Where each index of `subset` stands in `rows`; both ascending, `subset` within `rows`.
-
-    >>> _position_in(torch.tensor([2, 5, 9]), torch.tensor([5, 9])).tolist()
-    [1, 2]
-    """
-    return torch.searchsorted(rows, subset)
