@@ -92,7 +92,8 @@ class DistributionObjective(Block):
 
     @model_validator(mode="after")
     def _eta_needs_lk(self):
-        if "lk_eta" in self.model_fields_set and self.loss != "lk":
+        default = type(self).model_fields["lk_eta"].default  # a resolved recipe, read back, holds it for every loss
+        if self.lk_eta != default and self.loss != "lk":
             raise RecipeError(f"objective.lk_eta={self.lk_eta} has no effect with objective.loss={self.loss!r}; set objective.loss: lk or drop lk_eta.")
         return self
 
