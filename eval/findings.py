@@ -1,0 +1,96 @@
+"""What in a report a reader should not have to find out alone: one line each.
+
+Counters that disagree, greedy output that speculation changed, a head that accepts next to nothing, a gap between what
+training estimated and what the engine counted (the parity rule, DESIGN §8), requests longer than the head was trained for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from recipes.schema import Recipe
+
+PARITY_GAP = 0.02  # AL against AL~
+LOW_ACCEPTANCE = 1.1  # about what a head gives whose config does not describe it (B31)
+CONFIG_FIELDS = (
+    "layer ids (eagle_aux_hidden_state_layer_ids), norm_before_residual, norm_before_fc, fc_norm, norm_output, rope_parameters, "
+    "draft_vocab_size with d2t, and the chat template it was trained on"
+)
+PARITY_CAUSES = (  # METHODS §15
+    "other texts: AL~ is over held-out training rows, AL over these prompts; compare on the same prompts with eval.engine=reference",
+    "tapped layers guessed or off by one (vllm#50170, #43671): layer ids in config.json against `layers` in headstart.json",
+    "a dropped config field: norm order, fc_norm, norm_output (vllm#38111, #11672)",
+    "rope theta, scaling or partial factor lost in the export (speculators#574, #613)",
+    "tokens shifted by one at the prompt's end (vllm#14647, #49406)",
+    "d2t missing, or read as ids instead of offsets; a tied LM head left at random",
+    "another chat template, system prompt, BOS or thinking mode than in training",
+    "prompt + output longer than the trained length, or max_position_embeddings too small (vllm#48894)",
+    "bfloat16 or float16 in the server, float32 in training",
+)
+
+
+def name_of(run: Mapping[str, Any]) -> str:
+    """How a run is called in messages: `eagle3 k=3 on embedded:eval, T=0, concurrency 1`."""
+    k = f" k={run['k']}" if run["k"] else ""
+    return f"{run['method']}{k} on {run['prompts']}, T={run['temperature']:g}, concurrency {run['concurrency']}"
+
+
+def findings(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping[str, Any] | None) -> list[str]:
+    """All findings of a report's runs. `export` is the head's headstart.json."""
+    lines: list[str] = []
+    for run in runs:
+        if "error" not in run:
+            lines += _about_run(recipe, run)
+    parity = [gap for run in runs if "error" not in run and (gap := _parity(run))]
+    if parity:
+        lines += [*parity, "Usual causes of a parity gap: " + "; ".join(f"({i}) {cause}" for i, cause in enumerate(PARITY_CAUSES, 1))]
+    return lines + list(_too_long(recipe, runs, export))
+
+
+def _about_run(recipe: Recipe, run: Mapping[str, Any]) -> Iterator[str]:
+    where = name_of(run)
+    counted = {"drafts": run["num_drafts"], "draft_tokens": run["num_draft_tokens"], "accepted_tokens": run["num_accepted_tokens"]}
+    if run["counters"] is not None and run["counters"] != counted:
+        yield f"{where}: the engine's counters say {run['counters']}, its per-request counts add up to {counted}. Do not trust this run."
+    differing = [r["first_difference"] for r in run["requests"] if r["first_difference"] is not None]
+    if differing:
+        if recipe.target.dtype == "float32":
+            why = "in float32 they should be equal: this is a bug"
+        else:
+            why = f"{recipe.target.dtype} kernels round k+1 tokens unlike one token, near ties flip; float32 tells whether that is all"
+        yield (
+            f"{where}: greedy output is not the one without speculation in {len(differing)} of {len(run['requests'])} requests, "
+            f"the earliest at token {min(differing)} ({why}; METHODS §15.6)."
+        )
+    if run["method"] == recipe.method and run["num_drafts"] and run["acceptance_length"] <= LOW_ACCEPTANCE:
+        yield (
+            f"{where}: an acceptance length of {run['acceptance_length']:.2f} is hardly more than none. If training looked better, the "
+            f"server reads the head otherwise than training did; compare: {CONFIG_FIELDS} (B31)."
+        )
+
+
+def _parity(run: Mapping[str, Any]) -> str | None:
+    estimate = run["acceptance_length_estimate"]
+    if not estimate or abs(gap := run["acceptance_length"] / estimate - 1) <= PARITY_GAP:
+        return None
+    return (
+        f"PARITY: {name_of(run)}: counted AL {run['acceptance_length']:.3f}, training estimated AL~ {estimate:.3f} ({gap:+.1%}). "
+        f"More than {PARITY_GAP:.0%} is a bug of ours until explained."
+    )
+
+
+def _too_long(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping[str, Any] | None) -> Iterator[str]:
+    limit = (export or {}).get("trained_max_length")
+    longer: Counter[str] = Counter()
+    for run in runs:
+        if limit and run["method"] == recipe.method:
+            n = sum(r["prompt_tokens"] + r["new_tokens"] > limit for r in run.get("requests", []))
+            longer[run["prompts"]] = max(longer[run["prompts"]], n)
+    for prompts, n in longer.items():
+        if n:
+            yield (
+                f"{prompts}: {n} requests are longer (prompt + output) than the {limit} tokens that the head was trained on; what it "
+                f"accepts beyond is untrained (E08). Train with a larger data.max_length, or lower eval.max_tokens."
+            )
