@@ -190,7 +190,7 @@ class _DocumentAttention(torch.autograd.Function):
         groups = k.shape[1]
         q5 = q.unflatten(1, (groups, -1))  # [R, G, A/G, d]
         out = torch.empty_like(q5)
-        lse = q.new_empty(q5.shape[:3], dtype=torch.float32)
+        lse = q.new_empty(q5.shape[:3], dtype=_wide(q))
         scale = q.shape[-1] ** -0.5
         for a, b, lo, hi in spans:
             scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, scale)
@@ -212,7 +212,7 @@ class _DocumentAttention(torch.autograd.Function):
         grad5 = grad_out.to(out.dtype).unflatten(1, q5.shape[1:3])
         g_q, g_k, g_v = torch.zeros_like(q5), torch.zeros_like(k), torch.zeros_like(v)
         g_dk, g_dv = torch.zeros_like(dk), torch.zeros_like(dv)
-        delta = (grad5 * out).sum(-1).float()  # [R, G, A/G]
+        delta = (grad5 * out).sum(-1).to(_wide(out))  # [R, G, A/G]
         for a, b, lo, hi in ctx.spans:
             scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, ctx.scale)
             level, d = (t[a:b].permute(1, 2, 0).unsqueeze(-1) for t in (lse, delta))
@@ -229,10 +229,15 @@ class _DocumentAttention(torch.autograd.Function):
 
 
 def _scores(q: Tensor, k: Tensor, dk: Tensor, rows: Tensor, lo: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Scaled scores of a chunk in float32: [G, A/G, r, L] over the document's keys (future ones -inf), [G, A/G, r, J] over its own."""
-    scores = torch.einsum("rgad,lgd->garl", q, k).float().mul_(scale)
+    """Scaled scores of a chunk, in float32 at least: [G, A/G, r, L] over the document's keys (future ones -inf), [G, A/G, r, J] over its own."""
+    scores = torch.einsum("rgad,lgd->garl", q, k).to(_wide(q)).mul_(scale)
     first = int(rows[0]) - lo + 1  # keys up to the first row are seen by every row of the chunk
     future = torch.arange(first, len(k), device=rows.device) + lo > rows[:, None]
     scores[..., first:].masked_fill_(future, -torch.inf)
-    own = torch.einsum("rgad,rjgd->garj", q, dk).float().mul_(scale)
+    own = torch.einsum("rgad,rjgd->garj", q, dk).to(_wide(q)).mul_(scale)
     return scores, own
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Softmax statistics are kept in float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
