@@ -67,6 +67,9 @@ class Tree:
     def depth(self) -> int:
         return int(self.depths.max())
 
+    def to(self, device: torch.device | str) -> Tree:
+        return Tree(self.tokens.to(device), self.parents.to(device), self.depths.to(device), self.mask.to(device))
+
     def positions(self, num_before_root: int) -> Tensor:
         """RoPE positions [n], given how many tokens stand before the root (the length of the KV cache)."""
         return self.depths + num_before_root
