@@ -10,6 +10,9 @@ LAST_HIDDEN = -1  # key of the post-norm last hidden state where a mapping {laye
 
 HEADS = {
     "eagle3": "heads.eagle3:Eagle3Head",
+    "eagle1": "heads.eagle1:Eagle1Head",
+    "medusa": "heads.medusa:MedusaHead",
+    "medusa2": "heads.medusa:MedusaHead",
 }
 
 

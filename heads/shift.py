@@ -94,6 +94,40 @@ def draft_weight(loss_mask: Tensor, document: Tensor, depth: int) -> Tensor:
     return shift_left(loss_mask, 1 + depth, fill=False) & same_document(document, 1 + depth)
 
 
+def label_weight(loss_mask: Tensor, document: Tensor, depth: int) -> Tensor:
+    """[N] bool: `draft_weight` where the predicted token x[t + 2 + i] is supervised too.
+
+    Nothing is learnt then of what follows an answer's end, which serving never asks for (METHODS §2.2).
+
+    ids 10..14, mask 0 0 1 1 1: index 1 eats 12 and predicts 13, index 2 eats 13 and predicts 14.
+
+    >>> mask, document = torch.tensor([0, 0, 1, 1, 1]).bool(), torch.zeros(5, dtype=torch.long)
+    >>> label_weight(mask, document, 0).int().tolist()
+    [0, 1, 1, 0, 0]
+    >>> label_weight(mask, document, 1).int().tolist()
+    [1, 1, 0, 0, 0]
+    """
+    return draft_weight(loss_mask, document, depth) & draft_weight(loss_mask, document, depth + 1)
+
+
+def next_tokens(input_ids: Tensor) -> Tensor:
+    """What the target itself predicts at index t: x[t + 1].
+
+    >>> next_tokens(torch.tensor([10, 11, 12])).tolist()
+    [11, 12, 0]
+    """
+    return shift_left(input_ids, 1)
+
+
+def next_weight(loss_mask: Tensor, document: Tensor) -> Tensor:
+    """[N] bool: which indices train the target itself: the token x[t + 1] is supervised.
+
+    >>> next_weight(torch.tensor([0, 0, 1, 1, 1]).bool(), torch.zeros(5, dtype=torch.long)).int().tolist()
+    [0, 1, 1, 1, 0]
+    """
+    return shift_left(loss_mask, 1, fill=False) & same_document(document, 1)
+
+
 def has_label(document: Tensor, depth: int) -> Tensor:
     """[N] bool: whether x[t + 2 + i] exists in the same document (hard labels and exact matches need it).
 

@@ -6,11 +6,14 @@ convention of the project (DESIGN §4): layer i is the residual stream after i d
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from recipes.errors import RecipeError
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Block(BaseModel):
@@ -27,6 +30,11 @@ class HeadBlock(Block):
     def feature_layers(self, num_target_layers: int) -> list[int]:
         """Layers of the target whose residual stream the head reads, ascending (empty: none)."""
         return []
+
+    @property
+    def max_depth(self) -> int | None:
+        """How many tokens ahead the head can draft; None where it drafts token by token and has no limit."""
+        return None
 
     @property
     def needs_last_hidden(self) -> bool:
@@ -98,6 +106,87 @@ class DistributionObjective(Block):
         return self
 
 
+class MedusaHead(HeadBlock):
+    """Medusa (arXiv 2401.10774; METHODS §1): head i, residual blocks and an LM head, drafts the token 2 + i places on."""
+
+    num_heads: PositiveInt = 5
+    num_layers: PositiveInt = 1  # residual blocks a head
+    shared_lm_head: bool = False  # one LM head for all draft heads instead of one each
+    train_lm_head: bool = True  # false: the shared LM head stays the target's, only the residual blocks learn
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_heads
+
+    @model_validator(mode="after")
+    def _frozen_is_shared(self):
+        if not self.train_lm_head and not self.shared_lm_head:
+            raise RecipeError(
+                "head.train_lm_head=false with head.shared_lm_head=false would store the target's LM head "
+                f"{self.num_heads} times; set head.shared_lm_head: true."
+            )
+        return self
+
+
+class MedusaObjective(Block):
+    """Medusa-1: the target is frozen, each head learns the token (or the target's distribution) at its place."""
+
+    loss: Literal["kl", "ce"] = "kl"  # kl: to the target's distribution; ce: on the answer's token, as published
+    head_decay: float = Field(default=0.8, gt=0, le=1)  # weight of head i (from 0) is head_decay ** (i + 1)
+
+
+class Medusa2Objective(MedusaObjective):
+    """Medusa-2: heads and target learn together; loss = target's own + heads_weight * schedule * (Medusa-1's)."""
+
+    backbone: Literal["lora", "full"] = "lora"  # what of the target learns: low-rank adapters on its linear layers, or all of it
+    lora_rank: PositiveInt = 32
+    lora_alpha: PositiveFloat = 16.0
+    lora_dropout: Share = 0.05
+    target_loss: Literal["distill", "ce"] = "distill"  # distill: KL from the un-adapted target; ce: on the answer's token
+    heads_weight: PositiveFloat = 0.2  # λ0
+    heads_schedule: Literal["constant", "linear", "sine"] = "constant"  # λ0 over the run: as it is, t, or sin(t π/2); t in 0..1
+    head_warmup: Share = 0.0  # share of the run in which only the heads learn
+    head_lr_multiplier: PositiveFloat = 4.0  # learning rate of the heads over train.lr
+
+    @model_validator(mode="after")
+    def _lora_needs_lora(self):
+        given = sorted(name for name in self.model_fields_set if name.startswith("lora_"))
+        if given and self.backbone != "lora":
+            raise RecipeError(
+                f"objective.{given[0]}={getattr(self, given[0])} has no effect with objective.backbone={self.backbone!r}; "
+                f"set objective.backbone: lora or drop it."
+            )
+        return self
+
+
+class Eagle1Head(HeadBlock):
+    """EAGLE-1 (arXiv 2401.15077; METHODS §2), also the body of HASS and EAGLE-2: one layer on the post-norm last hidden state."""
+
+    num_layers: PositiveInt = 1
+    intermediate_size: PositiveInt | None = None  # None: the target's
+
+
+class Eagle1Objective(Block):
+    """EAGLE-1 with `passes: 1`; HASS (arXiv 2408.15766; METHODS §4) with more passes and a top-K loss."""
+
+    feature_weight: float = Field(default=1.0, ge=0)  # smooth-L1 between draft state and the target's next state
+    logit_weight: float = Field(default=0.1, ge=0)  # soft cross-entropy with the target's distribution
+    noise: float = Field(default=0.1, ge=0)  # inputs get U(-noise, noise) * 512 / row length; labels do not
+    passes: PositiveInt = 1  # HASS: harmonised passes, each on the states of the pass before
+    top_k: PositiveInt = 10  # HASS: tokens in the top-K loss
+    top_k_weight: float = Field(default=0.0, ge=0)  # HASS: its weight
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if "top_k" in self.model_fields_set and self.top_k_weight == 0:
+            raise RecipeError(
+                f"objective.top_k={self.top_k} has no effect with objective.top_k_weight=0; set objective.top_k_weight or drop objective.top_k."
+            )
+        if self.feature_weight == self.logit_weight == self.top_k_weight == 0:
+            raise RecipeError("objective.feature_weight, objective.logit_weight and objective.top_k_weight are all 0: there is no loss.")
+        return self
+
+
 class Method(NamedTuple):
     """The two blocks a method reads from a recipe."""
 
@@ -107,4 +196,7 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "eagle3": Method(Eagle3Head, DistributionObjective),
+    "eagle1": Method(Eagle1Head, Eagle1Objective),
+    "medusa": Method(MedusaHead, MedusaObjective),
+    "medusa2": Method(MedusaHead, Medusa2Objective),
 }

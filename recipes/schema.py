@@ -16,9 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
 
 from recipes.errors import RecipeError
-from recipes.methods import METHODS, Block, HeadBlock
-
-Share = Annotated[float, Field(ge=0, lt=1)]
+from recipes.methods import METHODS, Block, HeadBlock, Share
 
 
 class Target(Block):
@@ -161,6 +159,15 @@ class Recipe(Block):
     train: Train
     export: Export = Export()
     eval: Eval = Eval()
+
+    @model_validator(mode="after")
+    def _head_reaches(self):
+        reach = self.head.max_depth
+        asked = {"eval.tree_depth": self.eval.tree_depth} if self.eval.tree == "medusa" else {"eval.k": max(self.eval.k)}
+        for key, depth in asked.items():
+            if reach is not None and "head" in self.eval.methods and depth > reach:
+                raise RecipeError(f"{key}={depth} asks for more drafted tokens than this head makes in a round, {reach}; lower it to {reach}.")
+        return self
 
     @property
     def run_dir(self) -> Path:
