@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from recipes.errors import RecipeError
 
-
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -102,7 +101,9 @@ class DistributionObjective(Block):
     def _eta_needs_lk(self):
         default = type(self).model_fields["lk_eta"].default  # a resolved recipe, read back, holds it for every loss
         if self.lk_eta != default and self.loss != "lk":
-            raise RecipeError(f"objective.lk_eta={self.lk_eta} has no effect with objective.loss={self.loss!r}; set objective.loss: lk or drop lk_eta.")
+            raise RecipeError(
+                f"objective.lk_eta={self.lk_eta} has no effect with objective.loss={self.loss!r}; set objective.loss: lk or drop lk_eta."
+            )
         return self
 
 
@@ -150,7 +151,8 @@ class Medusa2Objective(MedusaObjective):
 
     @model_validator(mode="after")
     def _lora_needs_lora(self):
-        given = sorted(name for name in self.model_fields_set if name.startswith("lora_"))
+        fields = type(self).model_fields
+        given = [name for name in fields if name.startswith("lora_") and getattr(self, name) != fields[name].default]
         if given and self.backbone != "lora":
             raise RecipeError(
                 f"objective.{given[0]}={getattr(self, given[0])} has no effect with objective.backbone={self.backbone!r}; "
@@ -178,9 +180,9 @@ class Eagle1Objective(Block):
 
     @model_validator(mode="after")
     def _consistent(self):
-        if "top_k" in self.model_fields_set and self.top_k_weight == 0:
+        if self.top_k != type(self).model_fields["top_k"].default and self.top_k_weight == 0:
             raise RecipeError(
-                f"objective.top_k={self.top_k} has no effect with objective.top_k_weight=0; set objective.top_k_weight or drop objective.top_k."
+                f"objective.top_k={self.top_k} has no effect with objective.top_k_weight=0; set objective.top_k_weight or drop top_k."
             )
         if self.feature_weight == self.logit_weight == self.top_k_weight == 0:
             raise RecipeError("objective.feature_weight, objective.logit_weight and objective.top_k_weight are all 0: there is no loss.")
