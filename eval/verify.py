@@ -21,6 +21,7 @@ drawn; rows of nodes without children may be missing at the end or hold anything
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -193,10 +194,8 @@ def sample_children(log_probs: Tensor, count: int, sampling: Sampling, dice: Dic
 # --- The pieces of the token-wise rule -----------------------------------------------------------------------------------------
 
 
-def acceptance(p: Tensor, token: int, q: Tensor | None) -> float:
-    """Probability that a drafted `token` is accepted: min(1, p/q), or p for a deterministic draft (q is None); p and q [V]."""
-    if q is None:
-        return min(1.0, p[token].item())
+def acceptance(p: Tensor, token: int, q: Tensor) -> float:
+    """Probability that a `token` drawn from q is accepted: min(1, p/q); p and q [V]."""
     if q[token] <= 0:
         raise EngineError(
             f"drafted token {token} has q = 0, so it cannot have been drawn from this q. Check that q is in the target's vocabulary "
@@ -205,12 +204,11 @@ def acceptance(p: Tensor, token: int, q: Tensor | None) -> float:
     return min(1.0, (p[token] / q[token]).item())
 
 
-def residual(p: Tensor, token: int, q: Tensor | None) -> Tensor:
-    """What p [V] becomes once `token` has been rejected: norm(max(p − q, 0)), or p without the token for a deterministic draft."""
-    left = torch.clamp(p - q, min=0) if q is not None else p.index_fill(0, torch.tensor(token, device=p.device), 0.0)
-    total = left.sum()
-    # Nothing is left only where the token was certain to be accepted (p = q, or p = 1): a rejection then is rounding, and p stands.
-    return left / total if total > 0 else p
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """What p [V] becomes once a token drawn from q has been rejected: norm(max(p − q, 0)). p may be scaled (block verification)."""
+    left = torch.clamp(p - q, min=0)
+    # Nothing is left only where p = q, and then every token is accepted: a rejection is rounding, and p stands.
+    return left / left.sum() if left.any() else p / p.sum()
 
 
 def without(q: Tensor, token: int) -> Tensor | None:
@@ -223,6 +221,21 @@ def without(q: Tensor, token: int) -> Tensor | None:
 # --- The rules ----------------------------------------------------------------------------------------------------------------
 
 
+def follow(tree: Tree, next_token: Callable[[int], int]) -> Verdict:
+    """Walk down from the root as long as a child equals the target's own next token; that token is the bonus where none does.
+
+    Args:
+        next_token: the target's token after a node; asked once for each node visited.
+    """
+    tokens, node, path = tree.tokens.tolist(), 0, []
+    while True:
+        wanted = next_token(node)
+        node = next((child for child in tree.children[node] if tokens[child] == wanted), None)
+        if node is None:
+            return Verdict(path, [tokens[i] for i in path] + [wanted])
+        path.append(node)
+
+
 def verify_greedy(draft: Draft, target_argmax: Tensor) -> Verdict:
     """Keep drafts while they equal the target's argmax; then its argmax is the bonus token (METHODS §10.1). Lossless at temperature 0.
 
@@ -231,46 +244,43 @@ def verify_greedy(draft: Draft, target_argmax: Tensor) -> Verdict:
     Args:
         target_argmax: [n] long, the target's most probable token after each node.
     """
-    tree, best = draft.tree, target_argmax.tolist()
-    tokens, node, path = tree.tokens.tolist(), 0, []
-    while True:
-        node = next((child for child in tree.children[node] if tokens[child] == best[node]), None)
-        if node is None:
-            last = path[-1] if path else 0
-            return Verdict(path, [tokens[i] for i in path] + [best[last]])
-        path.append(node)
+    return follow(draft.tree, target_argmax.tolist().__getitem__)
 
 
 def verify_tokenwise(draft: Draft, p: Tensor, dice: Dice) -> Verdict:
     """Speculative sampling, for chains and trees, sampled and deterministic drafts. Lossless.
 
-    At a node, its children are tried in draft order. A child x is accepted with probability min(1, p(x)/q(x)); on rejection
+    Sampled: at a node, its children are tried in draft order. A child x is accepted with probability min(1, p(x)/q(x)); on rejection
     p ← norm(max(p − q, 0)) and the next is tried. The first one accepted is entered, with its own fresh p. Where none is, the bonus
-    token is drawn from what is left of p. The sources differ only in q:
+    token is drawn from what is left of p. The sources differ only in what becomes of q:
 
-    * sampled chain: Leviathan (arXiv 2211.17192, algorithm 1), Chen (2302.01318); METHODS §10.2;
+    * chain: Leviathan (arXiv 2211.17192, algorithm 1), Chen (2302.01318); METHODS §10.2;
     * "iid" siblings: q unchanged from sibling to sibling, duplicates tried again; SpecInfer (2305.09781, algorithm 2); METHODS §10.4;
-    * "without_replacement": after x, q ← norm(q with x taken out); EAGLE-1 (2401.15077); METHODS §10.4;
-    * "deterministic": q = 1 on the token, so x is accepted with p(x) and taken out of p; METHODS §10.3.
+    * "without_replacement": after x, q ← norm(q with x taken out); EAGLE-1 (2401.15077); METHODS §10.4.
+
+    Deterministic (METHODS §10.3): q is 1 on the token, so x is accepted with p(x), else taken out of p. That is the same as to draw the
+    target's token y ~ p and accept the child equal to y, which is how it is done here: one draw a node, however many children.
 
     Args:
         p: [n, V], the target's processed probabilities after each node.
     """
     check_probabilities(draft, p)
+    if draft.q is None:
+        return follow(draft.tree, lambda node: dice.draw(p[node]))
     tokens, path, node = draft.tree.tokens.tolist(), [], 0
     while True:
         children = draft.tree.children[node]
         p_left = p[node]
-        q_left = draft.q[node] if draft.q is not None and children else None
+        q_left = draft.q[node] if children else None  # leaves need no row of q
         for child in children:
+            if q_left is None:
+                raise EngineError(f"node {node} has {len(children)} children drawn without replacement from fewer tokens.")
             if dice.coin(acceptance(p_left, tokens[child], q_left)):
                 path.append(child)
                 break
-            p_left = residual(p_left, tokens[child], q_left)
-            if draft.sampling == "without_replacement" and q_left is not None and child != children[-1]:
+            p_left = residual(p_left, q_left)
+            if draft.sampling == "without_replacement":
                 q_left = without(q_left, tokens[child])
-                if q_left is None:
-                    raise EngineError(f"node {node} has {len(children)} children drawn without replacement from fewer tokens.")
         else:
             return Verdict(path, [tokens[i] for i in path] + [dice.draw(p_left)])
         node = path[-1]
@@ -316,10 +326,7 @@ def verify_block(draft: Draft, p: Tensor, dice: Dice) -> Verdict:
     prefix, accept = block_acceptance(p, draft.q, tokens)
     # From the longest prefix down: the first success is the largest, and the coins not thrown are independent of it.
     tau = next((i for i in range(gamma, 0, -1) if dice.coin(accept[i - 1])), 0)
-    last = p[tau]
-    if tau < gamma:
-        left = torch.clamp(prefix[tau] * p[tau] - draft.q[tau], min=0)
-        last = left / left.sum() if left.sum() > 0 else last  # 0 only where τ was impossible but for rounding
+    last = p[tau] if tau == gamma else residual(prefix[tau] * p[tau], draft.q[tau])
     return Verdict(list(range(1, tau + 1)), tokens[:tau] + [dice.draw(last)])
 
 
