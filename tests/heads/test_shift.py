@@ -7,10 +7,10 @@ import torch
 
 import heads.layers
 import heads.vocab
-from heads import eagle3, shift
+from heads import autoregressive, shift
 
 
-@pytest.mark.parametrize("module", [shift, heads.vocab, heads.layers, eagle3], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [shift, heads.vocab, heads.layers, autoregressive], ids=lambda m: m.__name__)
 def test_worked_examples(module):
     failed, run = doctest.testmod(module, extraglobs={"torch": torch})
     assert failed == 0 and run > 0
