@@ -1,0 +1,1 @@
+"""Text → tokens and loss mask → the target's features on disk."""

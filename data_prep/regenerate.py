@@ -1,0 +1,292 @@
+"""The target writes the answers: on-policy data, which is what a draft head has to imitate (METHODS §15.9).
+
+    python -m data_prep.regenerate --target embedded:smollm2-135m --prompts embedded:prompts --output answers.jsonl.gz \\
+        --temperature 0.8 --greedy-share 0.5 --max-new-tokens 160
+
+is the same code that `data.regenerate` in a recipe runs. Every finished answer is appended and flushed at once, so that a
+killed run loses only what was in flight; run again, it goes on. At the end the rows are put into the order of the prompts.
+
+A row of the output:
+
+    {"id", "category", "messages": [… , {"role": "assistant", "content"}], "tools"?, "temperature", "finish_reason": "stop" | "length",
+     "target", "answer_ids": [tokens of the last answer, the end-of-turn token included if the target produced it]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers, vllm_answers
+from data_prep.conversations import Conversation, Reject, Tally, read_conversations
+from data_prep.progress import Progress
+from data_prep.render import read_template, render_prompt
+from recipes.errors import DataError, HeadstartError
+from recipes.schema import Recipe, Regenerate, Target
+
+
+def regenerate_recipe(recipe: Recipe) -> Path:
+    """Answer the recipe's prompts as `data.regenerate` says; returns the file of answers, to be read as conversations."""
+    settings = recipe.data.regenerate
+    assert settings is not None, "called for a recipe without data.regenerate"
+    output = Path(recipe.features.dir) / "answers.jsonl"
+    return regenerate(
+        recipe.data.prompts, recipe.target, settings, output, max_rows=recipe.data.max_rows, chat_template=recipe.data.chat_template
+    )
+
+
+def regenerate(
+    prompts: list[str],
+    target: Target,
+    settings: Regenerate,
+    output: Path,
+    *,
+    max_rows: int | None = None,
+    chat_template: str | None = None,
+    max_minutes: float | None = None,
+) -> Path:
+    """Let the target answer every prompt that `output` does not answer yet.
+
+    Args:
+        prompts: sources as in `read_conversations`; an answer that a row already has last is replaced.
+        output: a `.jsonl` file, or `.jsonl.gz` (then the work goes on beside it in the `.jsonl` until all is answered).
+        chat_template: a Jinja file instead of the tokenizer's own template.
+        max_minutes: stop after this wall time with what is finished.
+
+    Returns:
+        `output`, its rows in the order of the prompts.
+
+    Raises:
+        DataError: no usable prompt, or `output` was written with other settings (both values are named).
+        EngineError: the engine is not installed.
+    """
+    from heads.target import load_tokenizer
+
+    tokenizer = load_tokenizer(target)
+    if chat_template is not None:
+        tokenizer.chat_template = read_template(chat_template)
+    working = output.with_suffix("") if output.suffix == ".gz" else output
+    working.parent.mkdir(parents=True, exist_ok=True)
+    check_settings(working, settings_record(prompts, target, settings, str(tokenizer.chat_template)))
+
+    tally = Tally()
+    context = context_length(target)
+    jobs: dict[str, Job] = {}
+    for conversation in read_conversations(prompts, tally=tally, max_rows=max_rows, need_answer=False):
+        if (reason := add_job(jobs, conversation, settings, tokenizer, context)) is not None:
+            tally.kept -= 1
+            tally.skip(reason, conversation.id)
+    print(f"prompts: {tally.summary()}", file=sys.stderr)
+    if not jobs:
+        raise DataError(f"{', '.join(prompts)}: no prompt is left to answer\n{tally.explain()}")
+    if output.is_file() and not working.is_file():
+        unpack(output, working)
+    finished = recover(working)
+    todo = deque(job for key, job in jobs.items() if key not in finished)
+    if todo:
+        answer_all(todo, len(jobs), target, settings, tokenizer, working, context, max_minutes)
+    write_in_order(working, list(jobs), output)
+    return output
+
+
+def add_job(jobs: dict[str, Job], conversation: Conversation, settings: Regenerate, tokenizer, context: int) -> str | None:
+    """Add the conversation's job under its key, or return the reason why it cannot be answered."""
+    if conversation.text is not None:
+        return "already_rendered_text"
+    if conversation.key in jobs:
+        return "duplicate_prompt"
+    pending = questions(conversation.messages, every_turn=settings.every_turn)
+    digest = hashlib.sha256(f"{settings.seed}:{conversation.key}".encode()).digest()
+    greedy = int.from_bytes(digest[:4], "big") < settings.greedy_share * 2**32  # of the prompt alone: the same after any reordering
+    job = Job(conversation, [], pending, 0.0 if greedy else settings.temperature, int.from_bytes(digest[4:8], "big") % 2**31)
+    try:
+        ask(job, tokenizer)
+    except Reject as reason:
+        return str(reason)
+    if len(job.prompt_ids) + settings.max_new_tokens > context:
+        return "prompt_too_long"
+    jobs[conversation.key] = job
+    return None
+
+
+def questions(messages: list[dict[str, Any]], *, every_turn: bool) -> deque[list[dict[str, Any]]]:
+    """Cut messages into what is asked before each answer that the target shall write.
+
+    >>> chat = [{"role": r, "content": c} for r, c in [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]]
+    >>> [[m["content"] for m in part] for part in questions(chat, every_turn=False)]
+    [['a', 'b', 'c']]
+    >>> [[m["content"] for m in part] for part in questions(chat, every_turn=True)]
+    [['a'], ['c']]
+    """
+    last = max(i for i, m in enumerate(messages) if m["role"] in ("user", "tool"))
+    if not every_turn or any(m.get("tool_calls") for m in messages):  # a tool's result belongs to the call that was made: keep both
+        return deque([messages[: last + 1]])
+    parts: deque[list[dict[str, Any]]] = deque([[]])
+    for m in messages[: last + 1]:
+        if m["role"] == "assistant":
+            continue
+        parts[-1].append(m)
+        if m["role"] == "user":
+            parts.append([])
+    parts.pop()
+    return parts
+
+
+def ask(job: Job, tokenizer) -> None:
+    """Put the job's next question behind its messages and render the prompt."""
+    job.messages = job.messages + job.pending.popleft()
+    job.prompt_ids = render_prompt(job.messages, tokenizer, job.conversation.tools)
+
+
+def answer_all(
+    todo: deque[Job], total: int, target: Target, settings: Regenerate, tokenizer, working: Path, context: int, max_minutes: float | None
+) -> None:
+    """Run the engine until `todo` is empty, appending each finished row to `working`."""
+    stop_ids = end_of_turn_ids(target, tokenizer)
+    engine = {"vllm": vllm_answers, "hf": hf_answers}[settings.engine]
+    start = time.monotonic()
+    with open(working, "a", encoding="utf-8") as f, Progress("answers", total, total - len(todo)) as progress:
+        for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context):
+            kept = ids[:-1] if ids and ids[-1] in stop_ids else ids
+            job.messages = [*job.messages, {"role": "assistant", "content": tokenizer.decode(kept, skip_special_tokens=True)}]
+            progress.add(tokens=len(ids))
+            if job.pending and finish_reason == "stop":  # a question behind an unfinished answer would make no sense
+                ask(job, tokenizer)
+                if len(job.prompt_ids) + settings.max_new_tokens <= context:
+                    todo.appendleft(job)
+                    continue
+                job.messages = job.messages[: max(i for i, m in enumerate(job.messages) if m["role"] == "assistant") + 1]
+            f.write(json.dumps(row_of(job, ids, finish_reason, target), ensure_ascii=False) + "\n")
+            f.flush()
+            progress.add(items=1)
+            if max_minutes is not None and time.monotonic() - start > max_minutes * 60:
+                break
+
+
+def row_of(job: Job, ids: list[int], finish_reason: str, target: Target) -> dict[str, Any]:
+    """The JSON row of a finished job."""
+    c = job.conversation
+    row: dict[str, Any] = {"id": c.id, "category": c.category, "key": c.key, "messages": job.messages}
+    if c.tools:
+        row["tools"] = c.tools
+    return row | {"temperature": job.temperature, "finish_reason": finish_reason, "target": target.path, "answer_ids": ids}
+
+
+# ---------------------------------------------------------------- the file
+
+
+def settings_record(prompts: list[str], target: Target, settings: Regenerate, template: str) -> dict[str, Any]:
+    """What must not differ between the runs that fill one file. Engine and concurrency may: they do not change what is asked for."""
+    record = settings.model_dump(mode="json", exclude={"engine", "concurrency"})
+    record |= {"target": target.path, "revision": target.revision, "dtype": target.dtype, "prompts": prompts}
+    return record | {"chat_template": hashlib.sha256(template.encode()).hexdigest()[:16]}
+
+
+def check_settings(working: Path, record: dict[str, Any]) -> None:
+    """Write `record` beside `working`, or compare it with the one that is there."""
+    path = working.with_name(working.name + ".settings.json")
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in sorted(before.keys() | record.keys()):
+            if before.get(key) != record.get(key):
+                raise DataError(
+                    f"{working} was begun with {key}={before.get(key)!r}, now {key}={record.get(key)!r} is asked for. "
+                    f"Go on with the former value, or delete {working.name} and {path.name} to answer anew."
+                )
+    elif working.is_file():
+        raise DataError(
+            f"{working} exists, but {path.name}, which says how it was made, does not. Move it away, or give another output file."
+        )
+    else:
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def recover(working: Path) -> set[str]:
+    """Keys that are answered in `working`; a torn last line (the process was killed) is cut off so that it can be written again."""
+    keys: set[str] = set()
+    if not working.is_file():
+        return keys
+    with open(working, "rb+") as f:
+        end = 0
+        for line in f:
+            try:
+                keys.add(json.loads(line)["key"])
+            except (ValueError, KeyError, TypeError):
+                break
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+        f.truncate(end)
+    return keys
+
+
+def unpack(packed: Path, working: Path) -> None:
+    """Go on from a finished `.jsonl.gz`, for instance after prompts were added."""
+    working.write_bytes(gzip.decompress(packed.read_bytes()))
+
+
+def write_in_order(working: Path, keys: list[str], output: Path) -> None:
+    """Rewrite `working` in the order of `keys`, atomically; packed without a time stamp where `output` ends in .gz."""
+    rows = {}
+    with open(working, "rb") as f:
+        for line in f:
+            rows[json.loads(line)["key"]] = line
+    data = b"".join(rows[key] for key in keys if key in rows)
+    temporary = output.with_name(output.name + ".tmp")
+    with open(temporary, "wb") as f:
+        f.write(gzip.compress(data, 9, mtime=0) if output.suffix == ".gz" else data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, output)
+    if output != working and len(rows) >= len(keys):
+        working.unlink()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.regenerate", description="Let the target write the answers to prompts.")
+    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
+    parser.add_argument("--prompts", required=True, nargs="+", help="files, folders, HF ids or embedded:NAME")
+    parser.add_argument("--output", required=True, type=Path, help="a .jsonl or .jsonl.gz file; run again to go on")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--greedy-share", type=float, default=0.0, help="share of the rows that is decoded greedily all the same")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--max-new-tokens", type=int, default=512)
+    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight")
+    parser.add_argument("--every-turn", action="store_true", help="answer each user turn in order, not only the last")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-rows", type=int, help="only the first so many prompts")
+    parser.add_argument("--max-minutes", type=float, help="stop then, with what is finished")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow each other down on a shared machine
+    names = ("engine", "temperature", "greedy_share", "top_p", "max_new_tokens", "concurrency", "every_turn", "seed")
+    settings = Regenerate(**{name: getattr(args, name) for name in names})
+    try:
+        path = regenerate(
+            args.prompts,
+            Target(path=args.target, dtype=args.dtype),
+            settings,
+            args.output,
+            max_rows=args.max_rows,
+            max_minutes=args.max_minutes,
+        )
+    except HeadstartError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(f"answers: {path}\nnext: give it to a recipe as data.prompts: [{path}], or look at a row with python -m data_prep.show RECIPE")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
