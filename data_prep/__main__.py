@@ -1,0 +1,71 @@
+"""Prompts → answers → tokens → features: everything that training needs, into the recipe's `features.dir`.
+
+    python -m data_prep recipes/debug/eagle3.yaml
+    python -m data_prep recipes/debug/eagle3.yaml data.max_length=256 --rebuild
+
+It may be interrupted (Ctrl-C or SIGTERM: the shard at hand is finished first; a second time: at once) and run again:
+finished answers, rows and shards are verified and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep.manifest import mend_command
+from data_prep.stop import Stopped, stop_signals
+from recipes.errors import FeatureError, HeadstartError
+from recipes.schema import load_recipe
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", help="a YAML file, for instance recipes/debug/eagle3.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the recipe, for instance data.max_rows=100")
+    parser.add_argument("--rebuild", action="store_true", help="throw away the store in features.dir, answers excepted, and build it anew")
+    args = parser.parse_intermixed_args(argv)
+    with stop_signals() as stop:
+        try:
+            recipe = load_recipe(args.recipe, args.overrides)
+            folder = Path(recipe.features.dir)
+            with locked(folder):
+                from data_prep.build import clear, prepare  # torch and transformers: seconds, not needed for --help or a typo
+
+                if args.rebuild:
+                    clear(folder)
+                prepare(recipe, stop)
+        except HeadstartError as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 1
+        except (Stopped, KeyboardInterrupt):
+            print(f"stopped; everything finished is kept. Run `{mend_command()}` to go on.", file=sys.stderr)
+            return 128 + (stop.signum or 0)
+    print(f"next           accelerate launch train/{recipe.method}.py {shlex.join([args.recipe, *args.overrides])}")
+    return 0
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other data_prep processes out of `folder`; the lock goes with the process, however it ends.
+
+    Raises:
+        FeatureError: another process builds there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FeatureError(f"another data_prep process is writing to {folder}; wait for it, or give another features.dir.") from None
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The stages of `python -m data_prep`: answers → rows → token counts → states and probe → manifest. Each resumes or is skipped."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from data_prep.extract import extract_shards, extraction_dtype, load_extraction_model, plan_shards, probe_row
+from data_prep.manifest import (
+    ANSWERS,
+    COUNTS,
+    MANIFEST,
+    PROBE,
+    ROWS,
+    UNFINISHED,
+    Manifest,
+    ShardEntry,
+    check_fingerprints,
+    file_fault,
+    find_manifest,
+    fingerprints,
+    mend_command,
+    package_versions,
+    write_atomically,
+)
+from data_prep.progress import Progress
+from data_prep.regenerate import regenerate_recipe
+from data_prep.render import read_template
+from data_prep.rows import make_rows
+from data_prep.stop import Stop
+from data_prep.store import CODECS, Rows, check_layers_stored, missing_layers, write_tensors
+from heads.target import load_tokenizer, resolve_target
+from recipes.errors import DataError, FeatureError, RecipeError
+from recipes.methods import check_layers
+from recipes.schema import Recipe
+
+
+def prepare(recipe: Recipe, stop: Stop) -> None:
+    """Bring the store in `features.dir` to what the recipe asks for.
+
+    Raises:
+        FeatureError: the store was built for other settings, its disk is full, or its rows are lost.
+        DataError: no usable row.
+        Stopped: the user interrupted; everything finished is on disk.
+    """
+    folder = Path(recipe.features.dir)
+    manifest, whole = find_manifest(folder)
+    if manifest is None:
+        clear(folder)  # strays of a store whose manifest is gone
+    else:
+        check_fingerprints(manifest, recipe, folder)
+        check_contents(manifest, whole, recipe, folder)
+        faults = find_faults(folder, manifest, whole)
+        if whole and not faults and (manifest.features == "stored" or recipe.train.features == "online"):
+            counts = manifest.counts
+            print(f"nothing to do  {folder} is finished: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {contents(manifest)}")
+            return
+        for fault in faults:
+            print(f"{fault}: it is made again")
+        if whole:
+            manifest.save(folder / UNFINISHED)
+            (folder / MANIFEST).unlink()
+    manifest = make_tokens(recipe, manifest, folder)
+    make_states(recipe, manifest, folder, stop)
+    write_atomically(folder / "recipe.yaml", lambda tmp: tmp.write_text(recipe.dump(), encoding="utf-8"))
+    manifest.save(folder / MANIFEST)
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+    print(f"features       {folder} ({size / 1e9:.3g} GB, {contents(manifest)})")
+
+
+def contents(manifest: Manifest) -> str:
+    """What a store holds beside its tokens, in a few words."""
+    return f"layers {manifest.layers} and last_hidden" if manifest.features == "stored" else "tokens only"
+
+
+def clear(folder: Path) -> None:
+    """Remove a store's files, its manifest first; answers that the target wrote stay."""
+    for pattern in (MANIFEST, UNFINISHED, ROWS, COUNTS, PROBE, "shard-*.safetensors", "*.safetensors.tmp", "*.json.tmp"):
+        for file in folder.glob(pattern):
+            if file.name != f"{ANSWERS}.settings.json.tmp":
+                file.unlink()
+
+
+# -------------------------------------------------------------------------------------------------- what is there already
+
+
+def check_contents(manifest: Manifest, whole: bool, recipe: Recipe, folder: Path) -> None:
+    """Stop where a store of the right data lacks a layer, or was left half-way to something else than the recipe asks for."""
+    if manifest.features == "none":
+        return  # states can be added to any store of tokens
+    if recipe.train.features == "online":
+        if not whole:
+            raise FeatureError(
+                f"{folder} is half-written: states were being stored, and train.features is now online. Finish them with "
+                f"`{mend_command('train.features=stored')}`, or drop them with `{mend_command('--rebuild')}`."
+            )
+        return
+    check_layers_stored(manifest, recipe, folder)
+    if missing := sorted(set(wanted_layers(recipe, manifest.num_target_layers)) - set(manifest.layers)):
+        raise FeatureError(missing_layers(manifest, missing, folder, f"features.layers is {recipe.features.layers}"))
+
+
+def find_faults(folder: Path, manifest: Manifest, whole: bool) -> list[str]:
+    """Strike from the record every listed file that is not there as it was finished, and say why.
+
+    A whole store is looked at by size (every row is checked when it is read); a half-written one by checksum too.
+    """
+    faults = []
+    with Progress("verify", len(manifest.files) + len(manifest.shards), unit="files") as progress:
+        for name, entry in list(manifest.files.items()):
+            if fault := file_fault(folder / name, entry, checksum=not whole):
+                faults.append(f"{folder / name} {fault}")
+                del manifest.files[name]
+            progress.add(items=1)
+        for shard in manifest.shards:
+            if shard.written is not None and (fault := file_fault(folder / shard.file, shard.written, checksum=not whole)):
+                faults.append(f"{folder / shard.file} {fault}")
+                shard.written = None
+            progress.add(items=1)
+    return faults
+
+
+def wanted_layers(recipe: Recipe, num_layers: int) -> list[int]:
+    """Layers to store: what the head reads, or what `features.layers` lists, which must cover it."""
+    needed = recipe.head.feature_layers(num_layers)
+    if recipe.features.layers == "auto":
+        return needed
+    listed = check_layers("features.layers", list(recipe.features.layers), num_layers)
+    if missing := sorted(set(needed) - set(listed)):
+        raise RecipeError(
+            f"features.layers: {listed} lacks {missing}: the {recipe.method} head reads {needed}. Add them, or set it to auto."
+        )
+    return listed
+
+
+# ------------------------------------------------------------------------------------------------------------ the stages
+
+
+def make_tokens(recipe: Recipe, manifest: Manifest | None, folder: Path) -> Manifest:
+    """Answers, rows and token counts; returns the record of the store, which lies in `unfinished.json` from here on."""
+    if manifest is not None and {ROWS, COUNTS} <= manifest.files.keys():
+        return manifest
+    sources = [str(regenerate_recipe(recipe))] if recipe.data.regenerate is not None else recipe.data.prompts
+    tokenizer = load_tokenizer(recipe.target)
+    if recipe.data.chat_template is not None:
+        tokenizer.chat_template = read_template(recipe.data.chat_template)
+    path = resolve_target(recipe.target.path, recipe.target.revision)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.target.trust_remote_code).get_text_config()
+    wanted_layers(recipe, config.num_hidden_layers)  # a wrong list fails before the work, not after it
+    rows, summary = make_rows(sources, recipe.data, tokenizer)
+    print(summary.text())
+    if (top := int(rows.input_ids.max())) >= config.vocab_size:
+        raise DataError(
+            f"{path}: the tokenizer gives id {top}, but config.json says vocab_size={config.vocab_size}: they do not belong together. "
+            f"Give target.path a folder whose tokenizer is the model's own."
+        )
+    if manifest is None:
+        manifest = Manifest(
+            command=mend_command(),
+            fingerprints=fingerprints(recipe),
+            versions=package_versions(),
+            num_target_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            **summary._asdict(),
+        )
+    entry = rows.save(folder / ROWS)
+    if manifest.rows_crc32 not in (None, entry.crc32):
+        raise FeatureError(
+            f"{folder / ROWS} was lost, and the data now renders to other rows (checksum {entry.crc32:08x}) than the shards belong to "
+            f"({manifest.rows_crc32:08x}). Rebuild the store: `{mend_command('--rebuild')}`"
+        )
+    manifest.rows_crc32 = entry.crc32
+    manifest.files[ROWS] = entry
+    manifest.files[COUNTS] = write_tensors(folder / COUNTS, {"counts": rows.token_counts(config.vocab_size)})
+    manifest.save(folder / UNFINISHED)
+    return manifest
+
+
+def make_states(recipe: Recipe, manifest: Manifest, folder: Path, stop: Stop) -> None:
+    """The probe, and the target's states in shards unless training is to run the target itself."""
+    rows = Rows.load(folder / ROWS)
+    stored = recipe.train.features == "stored"
+    dtype = str(extraction_dtype(recipe.target)).removeprefix("torch.")
+    if stored and manifest.features == "none":
+        manifest.features = "stored"
+        manifest.layers = wanted_layers(recipe, manifest.num_target_layers)
+        manifest.dtypes = {"hidden": recipe.features.codec, "last_hidden": dtype}
+        manifest.fingerprints["features.codec"] = recipe.features.codec
+        manifest.shards = planned(rows, recipe.features.shard_tokens)
+        manifest.save(folder / UNFINISHED)
+    todo = [shard for shard in manifest.shards if shard.written is None]
+    if todo:
+        check_space(manifest, todo, folder)
+        if manifest.dtypes["last_hidden"] != dtype:
+            raise FeatureError(
+                f"{folder}: its finished shards hold last_hidden in {manifest.dtypes['last_hidden']}, this machine computes in {dtype} "
+                f"(float32 on a CPU, target.dtype on a GPU). Go on where it was begun, or rebuild it: `{mend_command('--rebuild')}`"
+            )
+    if not todo and PROBE in manifest.files:
+        return
+    model = load_extraction_model(recipe.target)
+    if PROBE not in manifest.files:
+        manifest.files[PROBE] = write_tensors(folder / PROBE, probe_row(model, rows.input_ids[rows.span(0)].long()))
+        manifest.save(folder / UNFINISHED)
+    if todo:
+        extract_shards(
+            model, rows, todo, manifest.layers, CODECS[manifest.dtypes["hidden"]], recipe.features.batch_tokens, folder,
+            on_written=lambda: manifest.save(folder / UNFINISHED), stop=stop,
+        )  # fmt: skip
+
+
+def planned(rows: Rows, shard_tokens: int) -> list[ShardEntry]:
+    """Which rows go into which shard; recorded at once, so that a resumed store has the same shards whatever the recipe says by then."""
+    offsets = rows.row_offsets.tolist()
+    plan = plan_shards(rows.lengths.tolist(), shard_tokens)
+    return [
+        ShardEntry(file=f"shard-{i:05d}.safetensors", first_row=first, num_rows=n, num_tokens=offsets[first + n] - offsets[first])
+        for i, (first, n) in enumerate(plan)
+    ]
+
+
+def check_space(manifest: Manifest, todo: list[ShardEntry], folder: Path) -> None:
+    """Print what the shards that are still to be written will take, and stop where the disk cannot hold it."""
+    bytes_of = {"f32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "float16": 2}
+    tokens, size, layers = sum(shard.num_tokens for shard in todo), manifest.hidden_size, len(manifest.layers)
+    per_token = size * (layers * bytes_of[manifest.dtypes["hidden"]] + bytes_of[manifest.dtypes["last_hidden"]]) + 5  # id and mask
+    free = shutil.disk_usage(folder).free
+    finished = f" ({len(manifest.shards) - len(todo)} are finished)" if len(todo) < len(manifest.shards) else ""
+    print(
+        f"to write       {tokens:,} tokens × {size} × ({layers} layers in {manifest.dtypes['hidden']} + last_hidden in "
+        f"{manifest.dtypes['last_hidden']}) = {tokens * per_token / 1e9:.3g} GB in {len(todo)} shards{finished}; {free / 1e9:.3g} GB free"
+    )
+    if tokens * per_token > free:
+        raise FeatureError(
+            f"{folder}: {tokens * per_token / 1e9:.3g} GB are needed and {free / 1e9:.3g} GB are free. Set features.dir on a larger disk, "
+            f"features.codec: bf16, fewer data.max_rows, or train.features: online (nothing is stored)."
+        )
