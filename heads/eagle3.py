@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from heads.autoregressive import AutoregressiveHead, DraftLayer
+from heads.exported import copy_tensors, rename_tensors
 from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
@@ -127,17 +128,12 @@ class Eagle3Head(AutoregressiveHead):
         LM head rows are matched by target token; tokens that the other draft vocabulary lacks keep their rows.
 
         Raises:
-            ExportError: a tensor is missing or of another shape.
+            ExportError: a tensor is missing, unknown, there twice, or of another shape.
         """
-        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        tensors = rename_tensors(tensors, lambda name: name.replace("midlayer.", "layers.0."))
         own = self.state_dict()
-        for name, mine in own.items():
-            if name == "lm_head.weight":
-                continue
-            if name not in tensors or tensors[name].shape != mine.shape:
-                found = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise ExportError(f"{name} is {found} in the draft, this head needs {tuple(mine.shape)}; check head.* against its config.json")
-            mine.copy_(tensors[name])
+        unused = {f"layers.{number}.hidden_norm.weight" for number in range(1, len(self.layers))}
+        copy_tensors({k: v for k, v in own.items() if k != "lm_head.weight"}, tensors, {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"} | unused)
         offsets = tensors.get("d2t")
         theirs = torch.arange(self.vocab.size) if offsets is None else offsets.long() + torch.arange(len(offsets))
         if "lm_head.weight" in tensors:

@@ -7,6 +7,7 @@ its config needs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -67,6 +68,36 @@ def check_served(shapes: dict[str, tuple[int, ...]], tensors: dict[str, Tensor],
             faults.append(f"{name} is empty or not finite")
     if faults:
         raise ExportError(f"{where}: tensors do not fit config.json:\n  " + "\n  ".join(sorted(faults)))
+
+
+def rename_tensors(tensors: dict[str, Tensor], new_name: Callable[[str], str]) -> dict[str, Tensor]:
+    """Tensors under new names. Raises ExportError where two of them would get the same one: which is meant cannot be told."""
+    renamed: dict[str, Tensor] = {}
+    origin: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        new = new_name(name)
+        if new in renamed:
+            raise ExportError(f"the draft holds {new} twice, as {origin[new]} and as {name}; remove one of them")
+        renamed[new], origin[new] = tensor, name
+    return renamed
+
+
+@torch.no_grad()
+def copy_tensors(own: dict[str, Tensor], tensors: dict[str, Tensor], ignored: Collection[str] = ()) -> None:
+    """Copy every tensor into the one of the same name in `own` (a state dict).
+
+    Raises:
+        ExportError: names every tensor that is missing, of another shape, or neither wanted nor `ignored`.
+    """
+    faults = [f"missing {name} {tuple(mine.shape)}" for name, mine in own.items() if name not in tensors]
+    faults += [f"unknown {name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if name not in own and name not in ignored]
+    for name in own.keys() & tensors.keys():
+        if tensors[name].shape != own[name].shape:
+            faults.append(f"{name} is {tuple(tensors[name].shape)}, this head needs {tuple(own[name].shape)}")
+    if faults:
+        raise ExportError("the draft does not fit this head; check head.* against its config.json:\n  " + "\n  ".join(sorted(faults)))
+    for name, mine in own.items():
+        mine.copy_(tensors[name])
 
 
 def served_vocab(tensors: dict[str, Tensor], vocab_size: int) -> DraftVocab:
