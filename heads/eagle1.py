@@ -25,7 +25,7 @@ from transformers import LlamaConfig
 
 from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead, DraftLayer
-from heads.exported import copy_tensors
+from heads.exported import copy_tensors, same_values
 from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
@@ -101,7 +101,7 @@ class Eagle1Head(AutoregressiveHead):
         tensors = dict(tensors)
         for name, own in (("embed_tokens.weight", self.embed_tokens), ("lm_head.weight", self.lm_head)):
             theirs = tensors.pop(name, None)
-            if theirs is not None and not _same(theirs, own):
+            if theirs is not None and not same_values(theirs, own):
                 raise ExportError(
                     f"{name} of the draft {tuple(theirs.shape)} is not the target's {tuple(own.shape)}: it was trained for another target, "
                     f"or with an embedding of its own. This head borrows the target's; train one for this target."
@@ -132,8 +132,3 @@ class Eagle1Head(AutoregressiveHead):
     def speculative_config() -> dict:
         """What the user passes to vLLM besides `model` and `num_speculative_tokens`."""
         return {"method": "eagle"}
-
-
-def _same(theirs: Tensor, ours: Tensor) -> bool:
-    """Equal up to the rounding of a published file (half precision)."""
-    return theirs.shape == ours.shape and torch.allclose(theirs.float(), ours.float(), rtol=1e-2, atol=1e-3)

@@ -100,6 +100,11 @@ def copy_tensors(own: dict[str, Tensor], tensors: dict[str, Tensor], ignored: Co
         mine.copy_(tensors[name])
 
 
+def same_values(theirs: Tensor, ours: Tensor) -> bool:
+    """Whether a published tensor is the target's own, up to the rounding of half precision."""
+    return theirs.shape == ours.shape and torch.allclose(theirs.float(), ours.float(), rtol=1e-2, atol=1e-3)
+
+
 def served_vocab(tensors: dict[str, Tensor], vocab_size: int) -> DraftVocab:
     """The draft vocabulary that `d2t` offsets describe; without them, the whole one (B15)."""
     if "d2t" not in tensors:
