@@ -13,6 +13,10 @@ HEADS = {
     "eagle1": "heads.eagle1:Eagle1Head",
     "medusa": "heads.medusa:MedusaHead",
     "medusa2": "heads.medusa:MedusaHead",
+    "peagle": "heads.peagle:PeagleHead",
+    "mtp": "heads.mtp:MtpHead",
+    "mtp_native": "heads.mtp_native:MtpNativeHead",
+    "dflash": "heads.dflash:DflashHead",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from recipes.errors import RecipeError
 
@@ -39,6 +39,16 @@ class HeadBlock(Block):
     def needs_last_hidden(self) -> bool:
         """Whether training reads the target's post-norm last hidden state (teacher logits come from it)."""
         return True
+
+    @property
+    def inside_target(self) -> bool:
+        """Whether the export is the whole target with the head inside, so that the server loads nothing else."""
+        return False
+
+    @property
+    def not_served(self) -> str | None:
+        """Why vLLM does not run this head as it was trained; None where it does."""
+        return None
 
 
 def default_aux_layers(num_target_layers: int) -> list[int]:
@@ -189,6 +199,133 @@ class Eagle1Objective(Block):
         return self
 
 
+class PeagleHead(Eagle3Head):
+    """P-EAGLE (arXiv 2602.01469; METHODS §6): EAGLE-3 that drafts `unroll_steps` slots in one pass."""
+
+    num_layers: PositiveInt = 4
+    unroll_steps: PositiveInt = 8  # slots: the first reads the target, the others a learned state and the mask token
+    mask_token_id: NonNegativeInt  # a token of the target's vocabulary that no text holds; its embedding fills the later slots
+
+    @property
+    def max_depth(self) -> int:
+        return self.unroll_steps
+
+    @model_validator(mode="after")
+    def _nothing_fed_back(self):
+        if self.norm_output:
+            raise RecipeError("head.norm_output=true has no effect on P-EAGLE, which feeds no state back; drop it.")
+        return self
+
+
+class PeagleObjective(DistributionObjective):
+    """Loss of each slot; deeper slots are trained at fewer places (conditional drop, METHODS §6)."""
+
+    step_decay: float = Field(default=1.0, gt=0, le=1)
+    keep_ratio: float = Field(default=0.7, gt=0, le=1)  # slot d is trained at a share keep_ratio ** d of the places of slot 0 …
+    keep_min: float = Field(default=0.2, ge=0, le=1)  # … and never at less than this share
+
+
+class MtpHead(HeadBlock):
+    """Multi-token prediction from scratch (METHODS §8): one module used again and again (FastMTP), or a chain (DeepSeek-V3)."""
+
+    unroll_steps: PositiveInt = 3  # depths trained
+    shared: bool = True  # false: a module of its own for each depth, which only the reference decoder runs
+    layout: Literal["head", "mimo"] = (
+        "head"  # head: a folder of its own, reads the post-norm state; mimo: the target rewritten as MiMo, pre-norm
+    )
+
+    @property
+    def max_depth(self) -> int | None:
+        return None if self.shared else self.unroll_steps
+
+    @property
+    def inside_target(self) -> bool:
+        return self.layout == "mimo"
+
+    @property
+    def not_served(self) -> str | None:
+        if self.shared or self.unroll_steps == 1:
+            return None
+        return (
+            f"vLLM runs only the first MTP module, again and again, and this is a chain of {self.unroll_steps} (head.shared=false); "
+            "set eval.engine: reference, or train with head.shared: true."
+        )
+
+
+class MtpNativeHead(HeadBlock):
+    """Fine-tuning of the MTP layer that the target's own files hold (MiMo, DeepSeek-V3, GLM-4.5, Qwen3-Next, Qwen3.5 names)."""
+
+    unroll_steps: PositiveInt = 3  # depths trained; the layer is used again and again
+
+    @property
+    def inside_target(self) -> bool:
+        return True
+
+
+class MtpObjective(DistributionObjective):
+    """Weight of depth i is step_decay ** i over the sum of all: .51, .31, .18 with FastMTP's 0.6 and three depths; 1 is DeepSeek-V3's mean."""
+
+    step_decay: float = Field(default=0.6, gt=0, le=1)
+
+
+def dflash_layers(count: int, num_target_layers: int) -> list[int]:
+    """DFlash's default taps, `count` layers spread evenly (METHODS §9.1; the published ids count layer outputs from 0, one less).
+
+    >>> [layer - 1 for layer in dflash_layers(5, 36)]
+    [1, 9, 17, 25, 33]
+
+    Raises:
+        RecipeError: the target is too shallow for that many distinct layers.
+    """
+    L = num_target_layers
+    layers = [L // 2 + 1] if count == 1 else [round(1 + i * (L - 4) / (count - 1)) + 1 for i in range(count)]
+    if len(set(layers)) < count or not all(0 < layer <= L for layer in layers):
+        raise RecipeError(
+            f"head.aux_layers={count} gives {layers} on a target of {L} layers; give distinct layers within 0..{L} explicitly."
+        )
+    return layers
+
+
+class DflashHead(HeadBlock):
+    """DFlash (arXiv 2602.06036; METHODS §9): a block of mask tokens denoised in one pass over the target's injected features."""
+
+    num_layers: PositiveInt = 5
+    block_size: Annotated[int, Field(ge=2)] = 16  # the last committed token and block_size - 1 mask tokens, each of which drafts
+    mask_token_id: NonNegativeInt  # a token of the target's vocabulary that no text holds
+    aux_layers: PositiveInt | list[int] = 5  # tapped layers, or how many, spread evenly as published
+    draft_vocab_size: PositiveInt | None = None  # None: the target's whole vocabulary; the LM head stays the target's rows
+    intermediate_size: PositiveInt | None = None  # None: the target's
+
+    @property
+    def max_depth(self) -> int:
+        return self.block_size - 1
+
+    def feature_layers(self, num_target_layers: int) -> list[int]:
+        if isinstance(self.aux_layers, int):
+            return dflash_layers(self.aux_layers, num_target_layers)
+        return check_layers("head.aux_layers", list(self.aux_layers), num_target_layers)
+
+
+class DflashObjective(Block):
+    """Blocks behind random supervised tokens, redrawn at every visit of a row; the weight of a slot falls with its place."""
+
+    loss: Literal["ce", "kl"] = "ce"  # ce: on the answer's token, as published; kl: to the target's distribution
+    anchors: PositiveInt = 512  # blocks a document, at most
+    weights: Literal["decay", "dpace"] = "decay"  # decay: exp(-(j - 1) / gamma) for slot j; dpace: by how likely the draft gets that far
+    gamma: PositiveFloat = 7.0  # decay only; published: 7 for blocks of 16, 5 for 10, 4 for 8
+    alpha: float = Field(default=0.5, ge=0, le=1)  # dpace only: confidence q counts as (1 - alpha) q + alpha
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        for name, needed in (("gamma", "decay"), ("alpha", "dpace")):
+            if getattr(self, name) != type(self).model_fields[name].default and self.weights != needed:
+                raise RecipeError(
+                    f"objective.{name}={getattr(self, name)} has no effect with objective.weights={self.weights!r}; "
+                    f"set objective.weights: {needed} or drop objective.{name}."
+                )
+        return self
+
+
 class Method(NamedTuple):
     """The two blocks a method reads from a recipe."""
 
@@ -201,4 +338,8 @@ METHODS: dict[str, Method] = {
     "eagle1": Method(Eagle1Head, Eagle1Objective),
     "medusa": Method(MedusaHead, MedusaObjective),
     "medusa2": Method(MedusaHead, Medusa2Objective),
+    "peagle": Method(PeagleHead, PeagleObjective),
+    "mtp": Method(MtpHead, MtpObjective),
+    "mtp_native": Method(MtpNativeHead, MtpObjective),
+    "dflash": Method(DflashHead, DflashObjective),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
 
 from recipes.errors import RecipeError
 from recipes.methods import METHODS, Block, HeadBlock, Share
@@ -166,7 +166,15 @@ class Recipe(Block):
         asked = {"eval.tree_depth": self.eval.tree_depth} if self.eval.tree == "medusa" else {"eval.k": max(self.eval.k)}
         for key, depth in asked.items():
             if reach is not None and "head" in self.eval.methods and depth > reach:
-                raise RecipeError(f"{key}={depth} asks for more drafted tokens than this head makes in a round, {reach}; lower it to {reach}.")
+                raise RecipeError(
+                    f"{key}={depth} asks for more drafted tokens than this head makes in a round, {reach}; lower it to {reach}."
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_runs_the_head(self):
+        if self.eval.engine == "vllm" and "head" in self.eval.methods and (reason := self.head.not_served):
+            raise RecipeError(f"eval.engine='vllm' with this head: {reason}")
         return self
 
     @property
@@ -281,7 +289,11 @@ def _fields_at(model: type[BaseModel], loc: list[str]) -> list[str]:
     """Names of the fields of the (nested) model at `loc`."""
     for part in loc:
         field = model.model_fields.get(part)
-        inner = [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(a, type) and issubclass(a, BaseModel)] if field else []
+        inner = (
+            [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(a, type) and issubclass(a, BaseModel)]
+            if field
+            else []
+        )
         if not inner:
             return []
         model = inner[0]
