@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
 
 from recipes.errors import RecipeError
 from recipes.methods import METHODS, Block, HeadBlock, Share
@@ -128,10 +128,12 @@ class Eval(Block):
     max_model_len: PositiveInt | None = None  # None: the target's, at most 4096
     ngram_max: PositiveInt = 5
     ngram_min: PositiveInt = 2
-    tree: Literal["chain", "eagle2", "medusa"] = "chain"  # reference engine only
-    tree_nodes: PositiveInt = 60
-    tree_depth: PositiveInt = 6
-    tree_top_k: PositiveInt = 10
+    tree: Literal["chain", "static", "eagle2", "medusa"] = "chain"  # reference engine only, measured beside the chains of `k`
+    tree_nodes: PositiveInt = 60  # eagle2, medusa: nodes of a tree, the root included
+    tree_depth: PositiveInt = 6  # eagle2, medusa
+    tree_top_k: PositiveInt = 10  # eagle2, medusa: children of a node
+    tree_paths: list[list[NonNegativeInt]] | None = None  # static: one path of ranks for each node, [[0], [1], [0, 0]]
+    verification: Literal["tokenwise", "block", "typical"] = "tokenwise"  # reference engine, temperature > 0; typical is NOT lossless
     seed: int = 0
     dir: str | None = None  # None: reports/<name of the recipe>
 
@@ -140,6 +142,17 @@ class Eval(Block):
         if self.tree != "chain" and self.engine != "reference":
             raise RecipeError(
                 f"eval.tree={self.tree!r} with eval.engine={self.engine!r}: vLLM drafts chains only; set eval.engine=reference or eval.tree=chain."
+            )
+        if self.verification != "tokenwise" and self.engine != "reference":
+            raise RecipeError(f"eval.verification={self.verification!r} with eval.engine={self.engine!r}: set eval.engine=reference.")
+        if self.verification == "block" and self.draft_sample_method != "probabilistic":
+            raise RecipeError(
+                f"eval.verification='block' with eval.draft_sample_method={self.draft_sample_method!r}: block verification needs drafts "
+                "that were sampled; set eval.draft_sample_method=probabilistic."
+            )
+        if (self.tree == "static") != (self.tree_paths is not None):
+            raise RecipeError(
+                f"eval.tree={self.tree!r} with eval.tree_paths={self.tree_paths}: give paths with eval.tree=static, and only then."
             )
         if self.ngram_min > self.ngram_max:
             raise RecipeError(f"eval.ngram_min={self.ngram_min} is larger than eval.ngram_max={self.ngram_max}; lower eval.ngram_min.")
