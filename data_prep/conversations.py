@@ -167,7 +167,8 @@ def embedded_file(source: str) -> Path:
     for suffix in (".jsonl", ".jsonl.gz", "_prompts.jsonl"):  # `embedded:eval` is eval_prompts.jsonl
         if (EMBEDDED / (name + suffix)).is_file():
             return EMBEDDED / (name + suffix)
-    known = sorted(p.name.split(".jsonl")[0].removesuffix("_prompts") for p in EMBEDDED.glob("*.jsonl*"))
+    files = [*EMBEDDED.glob("*.jsonl"), *EMBEDDED.glob("*.jsonl.gz")]
+    known = sorted(file.name.split(".jsonl")[0].removesuffix("_prompts") for file in files)
     raise DataError(f"no embedded data {source!r}; there is {', '.join('embedded:' + k for k in known) or 'none'}")
 
 

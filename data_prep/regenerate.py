@@ -75,7 +75,7 @@ def regenerate(
         tokenizer.chat_template = read_template(chat_template)
     working = output.with_suffix("") if output.suffix == ".gz" else output
     working.parent.mkdir(parents=True, exist_ok=True)
-    check_settings(working, settings_record(prompts, target, settings, str(tokenizer.chat_template)))
+    check_settings(working, output, settings_record(prompts, target, settings, str(tokenizer.chat_template)))
 
     tally = Tally()
     context = context_length(target)
@@ -85,15 +85,13 @@ def regenerate(
             tally.kept -= 1
             tally.skip(reason, conversation.id)
     print(f"prompts: {tally.summary()}", file=sys.stderr)
-    if not jobs:
-        raise DataError(f"{', '.join(prompts)}: no prompt is left to answer\n{tally.explain()}")
     if output.is_file() and not working.is_file():
         unpack(output, working)
     finished = recover(working)
     todo = deque(job for key, job in jobs.items() if key not in finished)
     if todo:
         answer_all(todo, len(jobs), target, settings, tokenizer, working, context, max_minutes)
-    write_in_order(working, list(jobs), output)
+    write_in_order(working, list(jobs), output, keep_others=max_rows is not None)
     return output
 
 
@@ -156,7 +154,7 @@ def answer_all(
     with open(working, "a", encoding="utf-8") as f, Progress("answers", total, total - len(todo)) as progress:
         for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context):
             kept = ids[:-1] if ids and ids[-1] in stop_ids else ids
-            job.messages = [*job.messages, {"role": "assistant", "content": tokenizer.decode(kept, skip_special_tokens=True)}]
+            job.messages = [*job.messages, {"role": "assistant", "content": answer_text(kept, tokenizer)}]
             progress.add(tokens=len(ids))
             if job.pending and finish_reason == "stop":  # a question behind an unfinished answer would make no sense
                 ask(job, tokenizer)
@@ -169,6 +167,10 @@ def answer_all(
             progress.add(items=1)
             if max_minutes is not None and time.monotonic() - start > max_minutes * 60:
                 break
+
+
+def answer_text(ids: list[int], tokenizer) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def row_of(job: Job, ids: list[int], finish_reason: str, target: Target) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def settings_record(prompts: list[str], target: Target, settings: Regenerate, te
     return record | {"chat_template": hashlib.sha256(template.encode()).hexdigest()[:16]}
 
 
-def check_settings(working: Path, record: dict[str, Any]) -> None:
+def check_settings(working: Path, output: Path, record: dict[str, Any]) -> None:
     """Write `record` beside `working`, or compare it with the one that is there."""
     path = working.with_name(working.name + ".settings.json")
     if path.is_file():
@@ -201,9 +203,9 @@ def check_settings(working: Path, record: dict[str, Any]) -> None:
                     f"{working} was begun with {key}={before.get(key)!r}, now {key}={record.get(key)!r} is asked for. "
                     f"Go on with the former value, or delete {working.name} and {path.name} to answer anew."
                 )
-    elif working.is_file():
+    elif (found := next((file for file in (working, output) if file.is_file()), None)) is not None:
         raise DataError(
-            f"{working} exists, but {path.name}, which says how it was made, does not. Move it away, or give another output file."
+            f"{found} exists, but {path.name}, which says how it was made, does not. Move it away, or give another output file."
         )
     else:
         temporary = path.with_name(path.name + ".tmp")
@@ -220,11 +222,12 @@ def recover(working: Path) -> set[str]:
         end = 0
         for line in f:
             try:
-                keys.add(json.loads(line)["key"])
+                key = json.loads(line)["key"]
             except (ValueError, KeyError, TypeError):
                 break
             if not line.endswith(b"\n"):
                 break
+            keys.add(key)
             end += len(line)
         f.truncate(end)
     return keys
@@ -235,20 +238,26 @@ def unpack(packed: Path, working: Path) -> None:
     working.write_bytes(gzip.decompress(packed.read_bytes()))
 
 
-def write_in_order(working: Path, keys: list[str], output: Path) -> None:
-    """Rewrite `working` in the order of `keys`, atomically; packed without a time stamp where `output` ends in .gz."""
+def write_in_order(working: Path, keys: list[str], output: Path, *, keep_others: bool) -> None:
+    """Rewrite `working` in the order of `keys`, atomically; packed without a time stamp where `output` ends in .gz.
+
+    Answers to prompts that are no longer asked are dropped. With `keep_others` (only the first prompts were asked) they stay,
+    behind the rest: they are hours of work, and the reader stops at the same number of rows.
+    """
     rows = {}
     with open(working, "rb") as f:
         for line in f:
             rows[json.loads(line)["key"]] = line
-    data = b"".join(rows[key] for key in keys if key in rows)
+    asked = set(keys)
+    order = keys + [key for key in rows if key not in asked] if keep_others else keys
+    data = b"".join(rows[key] for key in order if key in rows)
     temporary = output.with_name(output.name + ".tmp")
     with open(temporary, "wb") as f:
         f.write(gzip.compress(data, 9, mtime=0) if output.suffix == ".gz" else data)
         f.flush()
         os.fsync(f.fileno())
     os.replace(temporary, output)
-    if output != working and len(rows) >= len(keys):
+    if output != working and rows.keys() >= asked:
         working.unlink()
 
 
@@ -284,6 +293,9 @@ def main(argv: list[str] | None = None) -> int:
     except HeadstartError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; every finished answer is kept. Run the same command again to go on.", file=sys.stderr)
+        return 130
     print(f"answers: {path}\nnext: give it to a recipe as data.prompts: [{path}], or look at a row with python -m data_prep.show RECIPE")
     return 0
 

@@ -146,12 +146,12 @@ def _template(messages: list[Message], tools: list[Message] | None, tokenizer: P
 
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenise rendered text. The template prints BOS itself where there is one: the tokenizer must not add another (B09)."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]  # type: ignore[return-value]
 
 
 def _tokenise(text: str, spans: list[Span], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Ids of `text`, and 1 for each token that begins inside one of `spans`."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids: list[int] = encoded["input_ids"]  # type: ignore[assignment]
     starts = [start for start, _ in encoded["offset_mapping"]]  # type: ignore[union-attr]
     return ids, [int(any(a <= start < b for a, b in spans)) for start in starts]
