@@ -25,7 +25,8 @@ CHATML = (
 )
 MARKED = (  # the same text; the marks are there for transformers' own mask
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 HEADERS = (  # Llama-3-like: BOS, a header a message, content trimmed, no line break behind the end of turn
@@ -35,7 +36,8 @@ HEADERS = (  # Llama-3-like: BOS, a header a message, content trimmed, no line b
 BRACKETS = (  # Llama-2-like: strict alternation, no assistant header of its own, the generation prompt adds nothing
     "{{ bos_token }}{% for m in messages %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 THINKING = (  # Qwen-3-like: reasoning of the last answer only, an empty block where it has none
     "{% set ns = namespace(last=-1) %}"
