@@ -90,13 +90,14 @@ class HeadDrafter:
 
     def __init__(self, head: nn.Module, model: PreTrainedModel, k: int, *, sampled: bool = False):
         config = model.config.get_text_config()
-        width, vocab = head.embed_tokens.shape[1], head.vocab.size  # type: ignore[union-attr]
+        own = head.config if isinstance(head.config, dict) else head.config.to_dict()  # type: ignore[union-attr]
+        width, vocab = own["hidden_size"], head.vocab.size  # type: ignore[union-attr]
         if (width, vocab) != (config.hidden_size, config.vocab_size):
             raise EngineError(
                 f"the head was made for a target of width {width} and {vocab} tokens, this one has width {config.hidden_size} and "
                 f"{config.vocab_size} tokens; use the target it was trained on."
             )
-        check_fits(k, 1, head_depth=getattr(head, "max_drafts", None))
+        check_fits(k, 1, head_depth=head.block.max_depth)  # type: ignore[union-attr]
         self.head, self.vocab, self.depth, self.sampled = head, head.vocab, k, sampled
         self.ids = head.vocab.ids.to(model.device)  # type: ignore[union-attr]
         self.layers = [*head.block.feature_layers(config.num_hidden_layers), LAST_HIDDEN]  # type: ignore[union-attr]

@@ -58,6 +58,10 @@ DEFINITIONS = {
     "draft_vocab_coverage": "share of the target's tokens that the draft vocabulary can name at all; an upper bound of the acceptance",
     "candidate_coverage": "share of visited tree nodes whose children include the target's own next token",
     "repeated_4gram_share": "share of 4-grams that already occurred earlier in the same text; high values flatter n-gram drafts",
+    "round_seconds": (
+        "seconds of one round for all requests in flight: draft, verify (the target's forward), overhead (acceptance, roll-back, the rest)"
+    ),
+    "lossless": "whether the verification rule keeps the target's own distribution; typical acceptance does not",
     "speedup": "tokens per second / tokens per second of the same engine without speculation, same prompts and settings",
     "AL~": "ESTIMATED acceptance length, from held-out features during training; AL without ~ is only ever counted in an engine",
 }

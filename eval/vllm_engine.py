@@ -142,14 +142,14 @@ def run_cells(
     work = [(e, c) for e in job.engines for c in job.cells()]
     for engine, cell in work:
         if reason := (impossible or {}).get(engine):
-            _append(out_path, _record(job, engine, cell, error=reason))
+            append_record(out_path, _record(job, engine, cell, error=reason))
     while todo := [(e, c) for e, c in work if job.key(e, c) not in read_records(out_path)]:
         batch = next(_children(todo))
         reason = _run_child(job, batch, out_path, log_path, on_tick)
         left = [(e, c) for e, c in batch if job.key(e, c) not in read_records(out_path)]
         for engine, cell in left:  # the child died with the first of them: its reason stands for all cells of that engine
             if engine == left[0][0]:
-                _append(out_path, _record(job, engine, cell, error=reason))
+                append_record(out_path, _record(job, engine, cell, error=reason))
     records = read_records(out_path)
     return [records[job.key(e, c)] for e, c in work]
 
@@ -244,7 +244,7 @@ def _record(job: Job, engine: Engine, cell: Cell, **more: Any) -> dict[str, Any]
     return {"key": job.key(engine, cell), "method": engine.method, "k": engine.k, **asdict(cell), **more}
 
 
-def _append(path: Path, record: dict[str, Any]) -> None:
+def append_record(path: Path, record: dict[str, Any]) -> None:
     """Append one line and make sure that it is on disk."""
     with path.open("a", encoding="utf-8") as f:
         f.write(json.dumps(record) + "\n")
@@ -271,7 +271,7 @@ def main(job_path: str) -> int:
                 llm, current = _start(job, engine), engine
             if job.cpu and cell.temperature > 0 and engine.speculative_config and not vllm_plugin.sampler_is_right():
                 reason = "vLLM's sampler is wrong on this CPU at temperature > 0 (vllm-project/vllm#55005) and could not be mended"
-                _append(out_path, _record(job, engine, cell, error=reason, refused=True))
+                append_record(out_path, _record(job, engine, cell, error=reason, refused=True))
                 continue
             measured = _measure(job, engine, cell, llm)
         except Exception as e:  # any failure of vLLM becomes this engine's reason in the report
@@ -280,7 +280,7 @@ def main(job_path: str) -> int:
             traceback.print_exc()
             print(f"{REASON}{type(e).__name__}: {' '.join(str(e).split())[:500]}", flush=True)
             return 1
-        _append(out_path, _record(job, engine, cell, **measured, note=note if engine.speculative_config else None))
+        append_record(out_path, _record(job, engine, cell, **measured, note=note if engine.speculative_config else None))
     _close(llm)
     return 0
 

@@ -257,7 +257,7 @@ class Remembered:
     """A head whose logits are computed once for each prefix: 20,000 requests after one prompt visit only a few."""
 
     def __init__(self, head: Eagle3Head):
-        self.head, self.block, self.vocab, self.embed_tokens = head, head.block, head.vocab, head.embed_tokens
+        self.head, self.block, self.vocab, self.config = head, head.block, head.vocab, head.config
         self.logits: dict[tuple[int, ...], Tensor] = {}
 
     def new_cache(self) -> list[tuple[dict[int, Tensor], Tensor]]:
