@@ -27,7 +27,9 @@ def read_meta(folder: Path) -> dict:
     """headstart.json of an export. Raises ExportError where there is none."""
     file = folder / META_FILE
     if not file.is_file():
-        raise ExportError(f"{folder} holds no {META_FILE}: it is not an export of Headstart. Make one with `python -m train.export RUN_DIR`.")
+        raise ExportError(
+            f"{folder} holds no {META_FILE}: it is not an export of Headstart. Make one with `python -m train.export RUN_DIR`."
+        )
     return json.loads(file.read_text())
 
 
@@ -136,7 +138,9 @@ def check_target(meta: dict, target: TargetParts, folder: Path) -> None:
     """Raises ExportError where the export was made for another target than this one."""
     made_for = meta["target"]
     if made_for["hidden_size"] != target.hidden_size:
-        raise ExportError(f"{folder} was made for a target of width {made_for['hidden_size']} ({made_for['path']}), this one ({target.path}) has {target.hidden_size}")
+        raise ExportError(
+            f"{folder} was made for a target of width {made_for['hidden_size']} ({made_for['path']}), this one ({target.path}) has {target.hidden_size}"
+        )
     if made_for["fingerprint"] != target.fingerprint:
         raise ExportError(
             f"{folder} was made for {made_for['path']} with fingerprint {made_for['fingerprint']}, but {target.path} has {target.fingerprint}: "

@@ -234,14 +234,24 @@ class _TensorFiles:
     def find(self, name: str) -> str | None:
         """The key under which `name` is stored; vision-language models nest it below `language_model`."""
         inner = name.removeprefix("model.")
-        nested = (f"model.language_model.{inner}", f"language_model.model.{inner}", f"language_model.{inner}", f"language_model.{name}", inner)
+        nested = (
+            f"model.language_model.{inner}",
+            f"language_model.model.{inner}",
+            f"language_model.{inner}",
+            f"language_model.{name}",
+            inner,
+        )
         return next((key for key in (name, *nested) if key in self.where), None)
 
     def get(self, name: str, fallback_hint: str | None = None) -> Tensor:
         """The tensor in float32. Raises TargetError naming file and nearest keys where it is missing."""
         if (key := self.find(name)) is None:
             near = difflib.get_close_matches(name, self.where, n=4, cutoff=0.3)
-            hint = f" If it shares the embedding, set tie_word_embeddings: true in config.json ({fallback_hint} is there)." if fallback_hint else ""
+            hint = (
+                f" If it shares the embedding, set tie_word_embeddings: true in config.json ({fallback_hint} is there)."
+                if fallback_hint
+                else ""
+            )
             raise TargetError(f"{self.path}: no tensor {name}; nearest keys: {', '.join(near) or 'none'}.{hint}")
         with safe_open(self.path / self.where[key], "pt") as f:
             return f.get_tensor(key).float()

@@ -29,12 +29,12 @@ class DraftVocab:
         >>> DraftVocab(torch.tensor([1, 4, 5, 9]), 10).d2t.tolist()
         [1, 3, 3, 6]
         """
-        return self.ids - torch.arange(len(self.ids))
+        return self.ids - torch.arange(len(self.ids), device=self.ids.device)
 
     @property
     def t2d(self) -> Tensor:
         """bool [V]: whether a target token can be drafted."""
-        return torch.zeros(self.size, dtype=torch.bool).index_fill_(0, self.ids, True)
+        return torch.zeros(self.size, dtype=torch.bool, device=self.ids.device).index_fill_(0, self.ids, True)
 
     def to_draft(self, target_ids: Tensor) -> Tensor:
         """Draft id of each target id, -1 where the draft vocabulary lacks it.
@@ -42,8 +42,8 @@ class DraftVocab:
         >>> DraftVocab(torch.tensor([1, 4, 5, 9]), 10).to_draft(torch.tensor([5, 6, 1])).tolist()
         [2, -1, 0]
         """
-        table = torch.full((self.size,), -1, dtype=torch.long)
-        table[self.ids] = torch.arange(len(self.ids))
+        table = torch.full((self.size,), -1, dtype=torch.long, device=self.ids.device)
+        table[self.ids] = torch.arange(len(self.ids), device=self.ids.device)
         return table.to(target_ids.device)[target_ids]
 
     def coverage(self, counts: Tensor) -> float:
@@ -67,7 +67,9 @@ def build_draft_vocab(counts: Tensor, size: int | None, special_ids: list[int]) 
     if size is None or size == vocab:
         return DraftVocab(torch.arange(vocab), vocab)
     if size > vocab:
-        raise RecipeError(f"head.draft_vocab_size={size} is larger than the target's vocabulary of {vocab}; lower it, or leave it empty for all.")
+        raise RecipeError(
+            f"head.draft_vocab_size={size} is larger than the target's vocabulary of {vocab}; lower it, or leave it empty for all."
+        )
     rank = counts.double()
     unseen_special = [i for i in special_ids if 0 <= i < vocab and counts[i] == 0]
     rank[unseen_special] = 0.5

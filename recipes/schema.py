@@ -8,6 +8,7 @@ Defaults live only in the models below (and, for `head:` and `objective:`, in `r
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -141,7 +142,8 @@ class Eval(Block):
     def _consistent(self):
         if self.tree != "chain" and self.engine != "reference":
             raise RecipeError(
-                f"eval.tree={self.tree!r} with eval.engine={self.engine!r}: vLLM drafts chains only; set eval.engine=reference or eval.tree=chain."
+                f"eval.tree={self.tree!r} with eval.engine={self.engine!r}: vLLM drafts chains only; "
+                f"set eval.engine=reference or eval.tree=chain."
             )
         if self.verification != "tokenwise" and self.engine != "reference":
             raise RecipeError(f"eval.verification={self.verification!r} with eval.engine={self.engine!r}: set eval.engine=reference.")
@@ -273,10 +275,8 @@ def _override(raw: dict[str, Any], text: str) -> None:
     except yaml.YAMLError:
         raise RecipeError(f"override {text!r}: {value!r} is not a YAML value") from None
     if isinstance(parsed, str):  # YAML 1.1 reads 1e-3 as text
-        try:
+        with contextlib.suppress(ValueError):
             parsed = float(parsed)
-        except ValueError:
-            pass
     node[last] = parsed
 
 

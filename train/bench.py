@@ -2,8 +2,9 @@
 
     python -m train.bench recipes/smollm2-135m/eagle3.yaml [--seq 512] [--threads 1] [--supervised 1.0 0.5] [key=value …]
 
-Needs no data: tokens and states are random, head and objective are the recipe's. The setting of PEERS §4.1 is the quickstart's
-with `head.draft_vocab_size=8192 head.unroll_steps=3 head.train_lm_head=false`. With `--supervised 0.5` the sequence holds four documents, the second half of each supervised.
+Needs no data: tokens and states are random, head and objective are the recipe's. The setting of PEERS §4.1 is the
+quickstart's with `head.draft_vocab_size=8192 head.unroll_steps=3 head.train_lm_head=false head.fc_norm=false`. A share
+below 1 packs four documents and supervises the end of each.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import HeadstartError
 from recipes.schema import Recipe, load_recipe
-from train.loop import make_optimizer
 from train.packing import Batch
 from train.run_log import peak_memory_gib
+from train.step import make_optimizer
 
 
 def matmul_rate(seconds: float = 1.0) -> float:
@@ -110,12 +111,15 @@ def main(argv: list[str] | None = None) -> None:
     try:
         recipe = load_recipe(args.recipe, args.overrides)
         module = importlib.import_module(f"train.{recipe.method}")
-        objective_class = next(v for name, v in vars(module).items() if name.endswith("Objective") and getattr(v, "__module__", "") == module.__name__)
+        objective_class = next(
+            v for name, v in vars(module).items() if name.endswith("Objective") and getattr(v, "__module__", "") == module.__name__
+        )
         for share in args.supervised:
             result = bench(recipe, objective_class, args.seq, share, args.steps)
             print(
-                f"{recipe.method} {args.seq} tokens, {share:.0%} supervised, {args.threads} thread(s): {result['tokens_per_cpu_second']:.0f} tokens/CPU-s, "
-                f"{result['tokens_per_second']:.0f} tokens/s, {result['cpu_seconds']:.3f} CPU-s a step, {result['gflop']:.0f} GFLOP a step, "
+                f"{recipe.method} {args.seq} tokens, {share:.0%} supervised, {args.threads} thread(s): "
+                f"{result['tokens_per_cpu_second']:.0f} tokens/CPU-s, {result['tokens_per_second']:.0f} tokens/s, "
+                f"{result['cpu_seconds']:.3f} CPU-s and {result['gflop']:.0f} GFLOP a step, "
                 f"{result['share_of_matmul_rate']:.0%} of the measured matmul rate, peak {peak_memory_gib(torch.device('cpu')):.2f} GiB"
             )
             print(json.dumps({"supervised": share, "threads": args.threads, "seq": args.seq} | result))

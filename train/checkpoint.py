@@ -18,7 +18,18 @@ from recipes.schema import Recipe
 
 # What a resumed run may change: how long it runs and what it reports, never what it computes.
 FREE = {
-    "train": {"max_steps", "max_minutes", "epochs", "log_every", "eval_every", "save_every", "keep", "trackers", "dir", "micro_batch_tokens"},
+    "train": {
+        "max_steps",
+        "max_minutes",
+        "epochs",
+        "log_every",
+        "eval_every",
+        "save_every",
+        "keep",
+        "trackers",
+        "dir",
+        "micro_batch_tokens",
+    },
     "features": {"dir", "batch_tokens"},
 }
 

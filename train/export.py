@@ -55,7 +55,12 @@ def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: An
         "format": 1,
         "method": recipe.method,
         "recipe": recipe.model_dump(mode="json"),
-        "target": {"path": recipe.target.path, "fingerprint": target.fingerprint, "hidden_size": target.hidden_size, "num_layers": target.num_layers},
+        "target": {
+            "path": recipe.target.path,
+            "fingerprint": target.fingerprint,
+            "hidden_size": target.hidden_size,
+            "num_layers": target.num_layers,
+        },
         "layers": recipe.head.feature_layers(target.num_layers),
         "trained_max_length": recipe.data.max_length,
         "speculative_config": head.speculative_config(),
@@ -69,7 +74,10 @@ def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: An
     agreement = compare(head, load_exported_head(partial, target)[0], source, meta["layers"])
     floor = 1.0 if dtype == torch.float32 else 0.98  # rounding weights to bfloat16 may flip a near tie
     if agreement < floor:
-        raise ExportError(f"{partial}: the export read back agrees with the trained head on {agreement:.1%} of drafts (needed {floor:.0%}); it is left there to look at")
+        raise ExportError(
+            f"{partial}: the export read back agrees with the trained head on {agreement:.1%} of drafts "
+            f"(needed {floor:.0%}); it is left there to look at"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder
@@ -91,7 +99,12 @@ def compare(head: nn.Module, other: nn.Module, source: Any, layers: list[int], r
                 hidden = {layer: h[:end].to(where, torch.float32) for layer, h in (row.hidden | {LAST_HIDDEN: row.last_hidden}).items()}
                 drafts.append(
                     module.propose(
-                        hidden, ids[1 : end + 1].to(where), torch.arange(end, device=where), module.new_cache(), depth, lambda logits: logits.argmax(-1)
+                        hidden,
+                        ids[1 : end + 1].to(where),
+                        torch.arange(end, device=where),
+                        module.new_cache(),
+                        depth,
+                        lambda logits: logits.argmax(-1),
                     ).cpu()
                 )
             equal += int((drafts[0] == drafts[1]).sum())
@@ -118,13 +131,19 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
     recipe = parse_recipe(yaml.safe_load(file.read_text()), source=str(file))
     folder = run_dir / f"step_{step:06d}" if step is not None else checkpoint.latest(run_dir)
     if folder is None or not folder.is_dir():
-        raise ExportError(f"no checkpoint {folder or ''} in {run_dir}; there are: {', '.join(p.name for p in sorted(run_dir.glob('step_*'))) or 'none'}")
+        raise ExportError(
+            f"no checkpoint {folder or ''} in {run_dir}; there are: {', '.join(p.name for p in sorted(run_dir.glob('step_*'))) or 'none'}"
+        )
     target = read_target(recipe.target)
     source = FeatureStore.open(recipe.features.dir, recipe)
-    vocab = build_draft_vocab(source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids)
+    vocab = build_draft_vocab(
+        source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids
+    )
     head = head_class(recipe.method)(recipe.head, target, vocab)
     saved = load_file(folder / "model.safetensors")
-    missing, unexpected = head.load_state_dict({k.removeprefix("head."): v for k, v in saved.items() if k.startswith("head.")}, strict=False)
+    missing, unexpected = head.load_state_dict(
+        {k.removeprefix("head."): v for k, v in saved.items() if k.startswith("head.")}, strict=False
+    )
     if missing or unexpected:
         raise ExportError(f"{folder}: checkpoint does not fit the head; missing {missing}, unexpected {unexpected}")
     return export_head(recipe, head, target, source, {"checkpoint": folder.name}, output or recipe.export_dir)
@@ -163,7 +182,10 @@ def _model_card(recipe: Recipe, meta: dict, config: dict) -> str:
         "",
     ]
     if al := (meta["training"].get("validation") or {}).get("al"):
-        lines.append("Estimated on held-out rows (AL~, bonus token included; only vLLM's own count is AL): " + ", ".join(f"k={k} {v:.3f}" for k, v in al.items()))
+        lines.append(
+            "Estimated on held-out rows (AL~, bonus token included; only vLLM's own count is AL): "
+            + ", ".join(f"k={k} {v:.3f}" for k, v in al.items())
+        )
         lines.append("")
     lines += [f"Trained on rows of at most {recipe.data.max_length} tokens. The resolved recipe is in {META_FILE}.", ""]
     return "\n".join(lines)

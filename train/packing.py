@@ -37,7 +37,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The batch on another device."""
-        move = {name: getattr(self, name).to(device, non_blocking=True) for name in ("input_ids", "loss_mask", "document", "positions", "last_hidden")}
+        move = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("input_ids", "loss_mask", "document", "positions", "last_hidden")
+        }
         return replace(self, hidden={layer: h.to(device, non_blocking=True) for layer, h in self.hidden.items()}, **move)
 
 

@@ -13,7 +13,9 @@ from train.packing import collate, fixed_batches
 
 
 @torch.no_grad()
-def validate(objective: nn.Module, source: Any, rows: list[int], layers: list[int], tokens: int, accelerator: Accelerator) -> dict[str, Any]:
+def validate(
+    objective: nn.Module, source: Any, rows: list[int], layers: list[int], tokens: int, accelerator: Accelerator
+) -> dict[str, Any]:
     """Loss, per-depth accuracy and AL~ over `rows`; every rank takes its share of the batches and sums are added up.
 
     Returns:
@@ -26,14 +28,18 @@ def validate(objective: nn.Module, source: Any, rows: list[int], layers: list[in
     module.eval()
     sums, per_k = None, None
     batches = list(fixed_batches(rows, lambda row: int(source.lengths[row]), tokens))
-    for index in range(accelerator.process_index, -(-len(batches) // accelerator.num_processes) * accelerator.num_processes, accelerator.num_processes):
+    for index in range(
+        accelerator.process_index, -(-len(batches) // accelerator.num_processes) * accelerator.num_processes, accelerator.num_processes
+    ):
         picked = batches[index] if index < len(batches) else []
         batch = collate(source.read_rows(picked, layers), layers, source.manifest.hidden_size).to(accelerator.device)
         with accelerator.autocast():
             out = module(batch)
         K = len(out.hits)
         sums = out.sums() if sums is None else sums + out.sums()
-        per_k = torch.zeros(K, K + 1, dtype=torch.double, device=accelerator.device) if per_k is None else per_k  # [k-1]: rounds, then accepted at each position
+        per_k = (
+            torch.zeros(K, K + 1, dtype=torch.double, device=accelerator.device) if per_k is None else per_k
+        )  # [k-1]: rounds, then accepted at each position
         if picked:
             for k in range(1, K + 1):
                 for span in simulate_chain(out.hits, batch.loss_mask, batch.document, k):

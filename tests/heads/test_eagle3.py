@@ -51,7 +51,9 @@ def test_rollout_is_sequential_drafting(parts, switches):
                 start = int((document == document[t]).nonzero()[0])
                 cache = head.new_cache()
                 prefix = slice(start, t + 1)
-                state = head.advance(head.fuse({k: h[prefix] for k, h in hidden.items()}), ids[start + 1 : t + 2], positions[prefix], cache)[-1:]
+                state = head.advance(
+                    head.fuse({k: h[prefix] for k, h in hidden.items()}), ids[start + 1 : t + 2], positions[prefix], cache
+                )[-1:]
                 for i in range(1, depth + 1):
                     state = head.advance(head.feedback(state), ids[t + 1 + i : t + 2 + i], positions[t : t + 1] + i, cache)
                 torch.testing.assert_close(states[depth][place], state[0], rtol=1e-4, atol=1e-5)
@@ -66,7 +68,9 @@ def test_depth_zero_is_a_plain_causal_pass(parts):
     hidden = {layer: torch.randn(n, 32) for layer in head.aux_layers}
     everywhere = torch.arange(n - 1)
     with torch.no_grad():
-        states = head.rollout(head.fuse(hidden), [shift.draft_inputs(ids, 0)], torch.arange(n), torch.zeros(n, dtype=torch.long), [everywhere])
+        states = head.rollout(
+            head.fuse(hidden), [shift.draft_inputs(ids, 0)], torch.arange(n), torch.zeros(n, dtype=torch.long), [everywhere]
+        )
         plain = head.advance(head.fuse({k: h[:-1] for k, h in hidden.items()}), ids[1:], everywhere, head.new_cache())
     torch.testing.assert_close(states[0], plain, rtol=1e-4, atol=1e-5)
 

@@ -52,7 +52,14 @@ def test_no_rows_is_no_work_and_zero_gradient():
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 1e5},
-    "llama3": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
     "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
 }
 
@@ -87,7 +94,13 @@ def test_rms_norm_is_llamas():
 def test_draft_config_is_the_drafts_own():
     """B23 (untied), B24 (explicit head_dim), B27 (the target's positions), E09 (own layer count)."""
     target = LlamaConfig(
-        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_hidden_layers=48, max_position_embeddings=4096, tie_word_embeddings=True
+        hidden_size=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_hidden_layers=48,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
     )
     config = draft_llama_config(target, 1)
     assert (config.head_dim, config.num_hidden_layers, config.max_position_embeddings, config.tie_word_embeddings) == (16, 1, 4096, False)

@@ -19,7 +19,14 @@ def test_worked_examples(module):
 def test_mask_moves_with_the_teacher():
     """B20: (feature row, token eaten, predicted, weight) for ids 10..14 with mask 0 0 1 1 1."""
     ids, mask, document = torch.arange(10, 15), torch.tensor([0, 0, 1, 1, 1]).bool(), torch.zeros(5, dtype=torch.long)
-    table = list(zip(shift.draft_inputs(ids, 0).tolist(), shift.draft_labels(ids, 0).tolist(), shift.draft_weight(mask, document, 0).tolist(), strict=True))
+    table = list(
+        zip(
+            shift.draft_inputs(ids, 0).tolist(),
+            shift.draft_labels(ids, 0).tolist(),
+            shift.draft_weight(mask, document, 0).tolist(),
+            strict=True,
+        )
+    )
     assert table[:3] == [(11, 12, False), (12, 13, True), (13, 14, True)]
     assert table[3][0] == 14 and table[3][2] and not shift.has_label(document, 0)[3]  # soft teacher only
     assert not table[4][2]

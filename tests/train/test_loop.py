@@ -1,0 +1,196 @@
+"""The loop: equal steps however they are cut, exact resume, clean interruption, honest metrics."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data_prep.__main__ import main as data_prep
+from recipes.errors import HeadstartError, RecipeError
+from recipes.schema import Train, load_recipe
+from train import loop
+from train.eagle3 import Eagle3Objective
+from train.loop import fit, learning_rate
+
+ROOT = Path(__file__).parents[2]
+DEBUG = str(ROOT / "recipes/debug/eagle3.yaml")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The debug recipe's features, made once."""
+    folder = tmp_path_factory.mktemp("features")
+    assert data_prep([DEBUG, f"features.dir={folder}"]) == 0
+    return folder
+
+
+def recipe_for(store, out, *changes):
+    base = [
+        f"features.dir={store}",
+        f"train.dir={out}/run",
+        f"export.dir={out}/export",
+        "train.max_steps=6",
+        "train.eval_every=100",
+        "train.save_every=100",
+    ]
+    return load_recipe(DEBUG, [*base, *changes])
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted((out / "run").glob("step_*"))[-1] / "model.safetensors")
+
+
+def losses(out: Path) -> list[float]:
+    return [record["loss"] for line in (out / "run/metrics.jsonl").read_text().splitlines() if "loss" in (record := json.loads(line))]
+
+
+def assert_same(a: dict, b: dict, tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_one_big_batch_is_accumulation(store, tmp_path):
+    """B38: rows of very different supervised counts, one step, same parameters within 1e-6."""
+    fit(recipe_for(store, tmp_path / "a", "train.max_steps=2", "train.warmup=0"), Eagle3Objective)
+    fit(recipe_for(store, tmp_path / "b", "train.max_steps=2", "train.warmup=0", "train.micro_batch_tokens=256"), Eagle3Objective)
+    assert_same(weights(tmp_path / "a"), weights(tmp_path / "b"), 1e-6)
+
+
+def run_two_ranks(arguments: list[str], timeout: float = 120) -> subprocess.CompletedProcess:
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--master_port=29611",
+        str(ROOT / "train/eagle3.py"),
+        *arguments,
+    ]
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.dist
+def test_two_ranks_take_the_same_step(store, tmp_path):
+    """B36, B38: 2 gloo processes, one of them with less to do; same parameters within 1e-6."""
+    changes = ["train.max_steps=3", "train.warmup=0", "train.micro_batch_tokens=512"]
+    fit(recipe_for(store, tmp_path / "one", *changes), Eagle3Objective)
+    out = tmp_path / "two"
+    base = [f"features.dir={store}", f"train.dir={out}/run", f"export.dir={out}/export", "train.eval_every=100", "train.save_every=100"]
+    result = run_two_ranks([DEBUG, *base, *changes])
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert_same(weights(tmp_path / "one"), weights(out), 1e-6)
+
+
+def test_resumed_run_is_the_uninterrupted_run(store, tmp_path):
+    """A run stopped after any step and resumed gives the same losses and the same weights."""
+    every = ("train.log_every=1", "train.save_every=2")
+    fit(recipe_for(store, tmp_path / "whole", *every), Eagle3Objective)
+    killed = recipe_for(store, tmp_path / "killed", *every)
+
+    def die_at_step_five(*args, step, **kwargs):
+        raise KeyboardInterrupt
+
+    original, calls = loop.take_step, 0
+
+    def dying(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 6:  # in the middle of the sixth step; the last checkpoint is that of step 4
+            raise RuntimeError("killed")
+        return original(*args)
+
+    loop.take_step = dying
+    try:
+        with pytest.raises(RuntimeError, match="killed"):
+            fit(killed, Eagle3Objective)
+    finally:
+        loop.take_step = original
+    fit(killed, Eagle3Objective)
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "killed")
+    assert resumed == whole[:5] + whole[4:]  # step 5 was taken twice, with the same loss
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "killed"), 0)
+
+
+def test_a_half_written_checkpoint_is_not_one(store, tmp_path):
+    fit(recipe_for(store, tmp_path, "train.max_steps=2"), Eagle3Objective)
+    (tmp_path / "run/step_000009.tmp").mkdir()
+    fit(recipe_for(store, tmp_path, "train.max_steps=3"), Eagle3Objective)
+    assert (tmp_path / "run/step_000003").is_dir()
+
+
+def test_sigterm_saves_and_exits(store, tmp_path):
+    base = [
+        f"features.dir={store}",
+        f"train.dir={tmp_path}/run",
+        f"export.dir={tmp_path}/export",
+        "train.max_steps=100000",
+        "train.eval_every=100000",
+    ]
+    command = [sys.executable, str(ROOT / "train/eagle3.py"), DEBUG, *base, "train.save_every=100000", "train.log_every=1"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    log = tmp_path / "run/metrics.jsonl"
+    deadline = time.time() + 120
+    while not (log.is_file() and log.stat().st_size > 0) and time.time() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted at step" in output
+    assert list((tmp_path / "run").glob("step_*")) and not list((tmp_path / "run").glob("*.tmp"))
+
+
+def test_another_recipe_does_not_reuse_the_run(store, tmp_path):
+    """B12: names the key, both values, and the remedy."""
+    fit(recipe_for(store, tmp_path, "train.max_steps=1"), Eagle3Objective)
+    with pytest.raises(RecipeError, match=r"train\.lr=0\.002, the recipe now says 0\.01"):
+        fit(recipe_for(store, tmp_path, "train.max_steps=1", "train.lr=0.01"), Eagle3Objective)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("linear", [0.0, 0.5, 1.0, 0.5, 0.0]), ("cosine", [0.0, 0.5, 1.0, 0.5, 0.0]), ("constant", [0.0, 0.5, 1, 1, 1])],
+)
+def test_learning_rate_closed_form(schedule, expected):
+    """B38: a function of the share of the run alone; 10 steps, 2 of warm-up."""
+    cfg = Train(max_steps=10, warmup=0.2, lr=1.0, schedule=schedule)
+    assert [learning_rate(cfg, step / 10) for step in (0, 1, 2, 6, 10)] == pytest.approx(expected)
+
+
+def test_non_finite_loss_names_step_rank_and_rows(store, tmp_path):
+    class Broken(Eagle3Objective):
+        def forward(self, batch):
+            out = super().forward(batch)
+            out.loss_sum = out.loss_sum * float("nan")
+            return out
+
+    with pytest.raises(HeadstartError, match=r"loss is nan at step 0, rank 0, rows \["):
+        fit(recipe_for(store, tmp_path), Broken)
+
+
+def test_overfit_one_row_drafts_everything(tmp_path):
+    """PEERS §5.5: one row, loss near 0, every draft accepted."""
+    changes = ["data.max_rows=1", "data.holdout=0", f"features.dir={tmp_path}/features", "head.draft_vocab_size=null"]
+    assert data_prep([DEBUG, *changes]) == 0
+    recipe = recipe_for(
+        tmp_path / "features",
+        tmp_path,
+        *changes[:2],
+        changes[3],
+        "train.max_steps=250",
+        "train.lr=3e-3",
+        "objective.loss=ce",
+        "train.log_every=50",
+    )
+    fit(recipe, Eagle3Objective)
+    meta = json.loads((tmp_path / "export/headstart.json").read_text())
+    validation = meta["training"]["validation"]
+    assert validation["accuracy"] == [1.0, 1.0, 1.0] and validation["al"]["3"] == 4.0
+    assert losses(tmp_path)[-1] < 0.05
