@@ -149,23 +149,28 @@ def document_attention(
 ) -> Tensor:
     """Causal attention inside packed documents, with optional extra keys that only one row sees.
 
-    Row r is the query of token `rows[r]`. It sees keys `starts[rows[r]] … rows[r]` and its own J diagonal keys, in one
-    softmax. The cost of the diagonal is linear in J: no [R, J * N] matrix exists, and scores are formed in chunks of
-    query rows and formed again in the backward pass, so memory stays linear in N.
+    Row r is the query of token `rows[r]`, or B queries of it that see the same keys. It sees keys `starts[rows[r]] …
+    rows[r]` and its own J diagonal keys, in one softmax. The cost of the diagonal is linear in J: no [R, J * N] matrix
+    exists, and scores are formed in chunks of query rows and formed again in the backward pass, so memory stays linear in N.
 
     Args:
-        q: [R, A, d]. k, v: [N, G, d], A a multiple of G. rows: [R] int64, ascending. starts: [N] from `document_starts`.
+        q: [R, A, d] or [R, B, A, d]. k, v: [N, G, d], A a multiple of G. rows: [R] int64, ascending. starts: [N] from `document_starts`.
         diagonal_k, diagonal_v: [R, J, G, d], or None for plain causal attention.
 
     Returns:
-        [R, A, d].
+        As q.
     """
+    G, chunk_rows = k.shape[1], ATTENTION_CHUNK_ROWS
     if diagonal_k is None or diagonal_v is None:
-        diagonal_k = diagonal_v = q.new_zeros(len(q), 0, k.shape[1], k.shape[2])
-    return _DocumentAttention.apply(q, k, v, diagonal_k, diagonal_v, rows, _spans(rows, starts))  # type: ignore[return-value]
+        diagonal_k = diagonal_v = q.new_zeros(len(q), 0, G, k.shape[2])
+    if block := q.ndim == 4:  # queries of a row are to the keys what further heads are
+        B, chunk_rows = q.shape[1], max(1, chunk_rows // q.shape[1])
+        q = q.unflatten(2, (G, -1)).transpose(1, 2).flatten(1, 3)
+    out: Tensor = _DocumentAttention.apply(q, k, v, diagonal_k, diagonal_v, rows, _spans(rows, starts, chunk_rows))  # type: ignore[assignment]
+    return out.unflatten(1, (G, B, -1)).transpose(1, 2).flatten(2, 3) if block else out
 
 
-def _spans(rows: Tensor, starts: Tensor) -> list[tuple[int, int, int, int]]:
+def _spans(rows: Tensor, starts: Tensor, chunk_rows: int) -> list[tuple[int, int, int, int]]:
     """Chunks of query rows of one document: (first row, end row, first key, end key)."""
     if len(rows) == 0:
         return []
@@ -174,8 +179,8 @@ def _spans(rows: Tensor, starts: Tensor) -> list[tuple[int, int, int, int]]:
     spans, begin = [], 0
     row_list, start_list = rows.tolist(), row_start.tolist()
     for count in counts.tolist():
-        for a in range(begin, begin + count, ATTENTION_CHUNK_ROWS):
-            b = min(a + ATTENTION_CHUNK_ROWS, begin + count)
+        for a in range(begin, begin + count, chunk_rows):
+            b = min(a + chunk_rows, begin + count)
             spans.append((a, b, start_list[a], row_list[b - 1] + 1))
         begin += count
     return spans
@@ -229,7 +234,8 @@ class _DocumentAttention(torch.autograd.Function):
 
 
 def _scores(q: Tensor, k: Tensor, dk: Tensor, rows: Tensor, lo: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Scaled scores of a chunk, in float32 at least: [G, A/G, r, L] over the document's keys (future ones -inf), [G, A/G, r, J] over its own."""
+    """Scaled scores of a chunk, in float32 at least: [G, A/G, r, L] over the document's keys (future ones -inf) and
+    [G, A/G, r, J] over its own."""
     scores = torch.einsum("rgad,lgd->garl", q, k).to(_wide(q)).mul_(scale)
     first = int(rows[0]) - lo + 1  # keys up to the first row are seen by every row of the chunk
     future = torch.arange(first, len(k), device=rows.device) + lo > rows[:, None]

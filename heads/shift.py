@@ -137,6 +137,15 @@ def has_label(document: Tensor, depth: int) -> Tensor:
     return same_document(document, 2 + depth)
 
 
+def block_positions(positions: Tensor, slots: int) -> Tensor:
+    """[R, B] positions of the block behind each index t at positions [R]: t + 1, the anchor's, to t + B.
+
+    >>> block_positions(torch.tensor([4, 9]), 3).tolist()
+    [[5, 6, 7], [10, 11, 12]]
+    """
+    return positions[:, None] + 1 + torch.arange(slots, device=positions.device)
+
+
 def rollout_rows(weights: list[Tensor]) -> list[Tensor]:
     """[N] bool a depth: indices whose state must be computed at depth i, because depth i or a later one supervises them.
 

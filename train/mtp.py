@@ -1,0 +1,64 @@
+"""Train an MTP head from scratch: one module used again and again, or a chain of modules.
+
+    accelerate launch train/mtp.py recipes/smollm2-135m/fastmtp.yaml [train.max_steps=200 …]
+
+Depth i eats the answer's own token x[t+1+i] and the state that depth i - 1 handed on, and is compared with the token
+x[t+2+i] (`loss: ce`, as published) or with the target's distribution for it (`loss: kl`). Weights are step_decay ** i over
+their sum: FastMTP's .51, .31, .18 for 0.6 (arXiv 2509.18362 §3.2), DeepSeek-V3's mean over depths for 1 (arXiv 2412.19437
+eq. 25; its λ is the learning rate here, since nothing else is trained).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from heads import LAST_HIDDEN, shift
+from heads.autoregressive import AutoregressiveHead
+from heads.layers import document_starts
+from heads.target import TargetParts
+from recipes.methods import MtpObjective as MtpBlock
+from train.depths import Depths, DraftHead, draft_ids_of
+from train.objective import Output
+from train.packing import Batch
+
+
+class MtpObjective(nn.Module):
+    """Weighted mean over depths; also the objective of a target's own MTP layer (train/mtp_native.py)."""
+
+    def __init__(self, head: AutoregressiveHead, target: TargetParts, objective: MtpBlock):
+        super().__init__()
+        self.head, self.objective, self.teacher_parts = head, objective, target
+        self.weights = depth_weights(objective.step_decay, head.block.unroll_steps)  # type: ignore[attr-defined]
+        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
+
+    def forward(self, batch: Batch) -> Output:
+        head, depths = self.head, range(len(self.weights))
+        supervised = [shift.draft_weight(batch.loss_mask, batch.document, i) for i in depths]
+        computed = [mask.nonzero()[:, 0] for mask in shift.rollout_rows(supervised)]
+        tokens = [shift.draft_inputs(batch.input_ids, i) for i in depths]
+        feature = head.fuse({LAST_HIDDEN: batch.last_hidden})
+        states = head.rollout(feature, tokens, batch.positions, document_starts(batch.document), computed)
+
+        asked = [mask[rows] for mask, rows in zip(supervised, computed, strict=True)]
+        pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.to_draft)
+        states = [state[ask] for state, ask in zip(states, asked, strict=True)]
+        weights = [state.new_full((len(state),), weight) for state, weight in zip(states, self.weights, strict=True)]
+        lm_head = head.lm_head
+        losses = pairs.compare(states, weights, DraftHead(lm_head, lm_head, self.teacher_parts), self.objective.loss, self.objective.lk_eta)
+        return pairs.output(losses)
+
+
+def depth_weights(decay: float, depths: int) -> list[float]:
+    """decay ** i over the sum of all.
+
+    >>> [round(w, 2) for w in depth_weights(0.6, 3)]
+    [0.51, 0.31, 0.18]
+    """
+    raw = [decay**i for i in range(depths)]
+    return [weight / sum(raw) for weight in raw]
+
+
+if __name__ == "__main__":
+    from train.loop import main
+
+    main("mtp", MtpObjective)
