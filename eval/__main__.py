@@ -111,23 +111,28 @@ class _Ticker:
 
 def show(report: dict[str, Any], recipe: Recipe, recipe_path: str, overrides: list[str]) -> None:
     """The tables, failures and findings on the terminal, where everything lies, and what to try next."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from eval.report import COLUMNS, LEGEND, failures_of, tables_of
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    shown = [i for i, column in enumerate(COLUMNS) if column != "rate"]  # what fits into 80 columns
     for heading, rows in tables_of(report).items():
-        table = Table(title=heading, title_justify="left", title_style="bold", header_style="dim")
-        for i, column in enumerate(COLUMNS):
-            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=column != "per position")
+        console.print(f"\n{heading}", style="bold", markup=False)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        for i in shown:
+            header = COLUMNS[i].replace("/", "\n/").replace("d-", "d-\n").replace(" p", "\np").replace("= ", "=\n")
+            table.add_column(header, justify="left" if i == 0 else "right", no_wrap=True)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(row[i] for i in shown))
         console.print(table)
+    console.print()
     console.print(LEGEND, style="dim", markup=False)
     for title, lines in (("failed", failures_of(report)), ("finding", report["findings"]), ("note", report["notes"])):
         for line in lines:
-            console.print(f"{title}: {line}", markup=False)
+            console.print(f"{title}: " + line.replace("\n", "\n  - "), markup=False)
     print(f"\nreport         {recipe.report_dir / 'report.html'} (also report.md, report.json)")
     if report["export"]:
         print(f"exported head  {report['export']['dir']}")

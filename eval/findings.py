@@ -38,14 +38,14 @@ def name_of(run: Mapping[str, Any]) -> str:
 
 
 def findings(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping[str, Any] | None) -> list[str]:
-    """All findings of a report's runs. `export` is the head's headstart.json."""
-    lines: list[str] = []
-    for run in runs:
-        if "error" not in run:
-            lines += _about_run(recipe, run)
-    parity = [gap for run in runs if "error" not in run and (gap := _parity(run))]
+    """All findings of a report's runs; one of several lines is a list under its first. `export` is the head's headstart.json."""
+    runs = [run for run in runs if "error" not in run]
+    lines = [line for run in runs for line in _about_run(recipe, run)]
+    lines += _low_acceptance(recipe, runs)
+    lowest = min((run["concurrency"] for run in runs), default=1)  # acceptance does not depend on it: once is enough
+    parity = [gap for run in runs if run["concurrency"] == lowest and (gap := _parity(run))]
     if parity:
-        lines += [*parity, "Usual causes of a parity gap: " + "; ".join(f"({i}) {cause}" for i, cause in enumerate(PARITY_CAUSES, 1))]
+        lines += [*parity, "\n".join(["Usual causes of a parity gap:", *PARITY_CAUSES])]
     return lines + list(_too_long(recipe, runs, export))
 
 
@@ -64,10 +64,16 @@ def _about_run(recipe: Recipe, run: Mapping[str, Any]) -> Iterator[str]:
             f"{where}: greedy output is not the one without speculation in {len(differing)} of {len(run['requests'])} requests, "
             f"the earliest at token {min(differing)} ({why}; METHODS §15.6)."
         )
-    if run["method"] == recipe.method and run["num_drafts"] and run["acceptance_length"] <= LOW_ACCEPTANCE:
+
+
+def _low_acceptance(recipe: Recipe, runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    low = [run for run in runs if run["method"] == recipe.method and run["num_drafts"] and run["acceptance_length"] <= LOW_ACCEPTANCE]
+    if low:
+        best = max(low, key=lambda run: run["acceptance_length"])
+        more = f" (and {len(low) - 1} more)" if len(low) > 1 else ""
         yield (
-            f"{where}: an acceptance length of {run['acceptance_length']:.2f} is hardly more than none. If training looked better, the "
-            f"server reads the head otherwise than training did; compare: {CONFIG_FIELDS} (B31)."
+            f"{name_of(best)}{more}: an acceptance length of {best['acceptance_length']:.2f} is hardly more than none. If training "
+            f"looked better, the server reads the head otherwise than training did; compare: {CONFIG_FIELDS} (B31)."
         )
 
 
@@ -86,7 +92,7 @@ def _too_long(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping
     longer: Counter[str] = Counter()
     for run in runs:
         if limit and run["method"] == recipe.method:
-            n = sum(r["prompt_tokens"] + r["new_tokens"] > limit for r in run.get("requests", []))
+            n = sum(r["prompt_tokens"] + r["new_tokens"] > limit for r in run["requests"])
             longer[run["prompts"]] = max(longer[run["prompts"]], n)
     for prompts, n in longer.items():
         if n:

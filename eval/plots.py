@@ -28,9 +28,11 @@ table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabu
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e6eaf0; white-space: nowrap; }
 th { color: #5b6472; font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 .box { border-left: 4px solid #c98a12; background: #fdf6e7; padding: .5rem 1rem; margin: 1rem 0; }
+.box.note { border-color: #9aa5b5; background: #f5f7fa; }
 .box.bad { border-color: #c23b3b; background: #fbeceb; }
 .box li { margin: .2rem 0; overflow-wrap: anywhere; }
 svg { max-width: 100%; height: auto; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 0 1.5rem; } .plots .wide { grid-column: 1 / -1; }
 details { margin: .6rem 0; } summary { cursor: pointer; } pre { font-size: .8rem; overflow-x: auto; background: #f5f7fa; padding: .8rem; }
 dt { font-family: ui-monospace, monospace; font-size: .85rem; } dd { margin: 0 0 .4rem 1.2rem; color: #3d4654; }
 """
@@ -42,15 +44,13 @@ def to_html(report: Mapping[str, Any]) -> str:
     for title, items, kind in (
         ("Failed", failures_of(report), "box bad"),
         ("Findings", report["findings"], "box"),
-        ("Notes", report["notes"], "box"),
+        ("Notes", report["notes"], "box note"),
     ):
         if items:
-            body.append(f'<div class="{kind}"><b>{title}</b><ul>' + "".join(f"<li>{_e(item)}</li>" for item in items) + "</ul></div>")
-    body.append("<h2>Results</h2>")
-    for heading, rows in tables_of(report).items():
-        body += [f"<h3>{_e(heading)}</h3>", _table(COLUMNS, rows)]
-    body.append(f'<p class="sub">{_e(LEGEND)}</p>')
-    body += figures(report)
+            body.append(f'<div class="{kind}"><b>{title}</b><ul>' + "".join(f"<li>{_nested(item)}</li>" for item in items) + "</ul></div>")
+    tables = [f"<h3>{_e(heading)}</h3>" + _table(COLUMNS, rows) for heading, rows in tables_of(report).items()]
+    results = ["<h2>Results</h2>", *tables, f'<p class="sub">{_e(LEGEND)}</p>']
+    body += [*results, *figures(report)] if len(tables) <= 2 else [*figures(report), *results]
     body.append("<h2>Set-up</h2><ul>" + "".join(f"<li>{_e(line)}</li>" for line in setup_lines(report)) + "</ul>")
     body.append(f"<details><summary>Recipe</summary><pre>{_e(json.dumps(report['recipe'], indent=2))}</pre></details>")
     terms = "".join(f"<dt>{_e(key)}</dt><dd>{_e(text)}</dd>" for key, text in report["definitions"].items())
@@ -73,7 +73,7 @@ def figures(report: Mapping[str, Any]) -> list[str]:
         (
             "Acceptance length and tokens per step",
             "Filled: tokens a draft yields, as vLLM counts it. Outline: tokens per target step, steps without a draft included; "
-            "n-gram and suffix draft in few steps only. Diamond: what training estimated for the head.",
+            "n-gram and suffix draft in few steps only. Arrow: what training estimated for the head.",
             drafted and _lengths(drafted),
         ),
         (
@@ -83,24 +83,26 @@ def figures(report: Mapping[str, Any]) -> list[str]:
         ),
         ("Learning curve", "Acceptance length estimated on held-out rows while the head was trained.", _learning(report["learning_curve"])),
     ]
-    return [f'<h2>{title}</h2><p class="sub">{_e(text)}</p>{svg}' for title, text, svg in plots if svg]
+    wide = len({(run["prompts"], run["temperature"]) for run in runs}) > 1
+    sections = [
+        f'<section class="{"wide" if wide else ""}"><h2>{title}</h2><p class="sub">{_e(text)}</p>{svg}</section>'
+        for title, text, svg in plots
+        if svg
+    ]
+    return ['<div class="plots">', *sections, "</div>"]
 
 
 def _cards(report: Mapping[str, Any]) -> str:
-    """The head's best acceptance length and speed-up of each prompt set, greedy first."""
+    """The head's fastest run on each prompt set and temperature."""
     method = report["recipe"]["method"]
     runs = [r for r in report["runs"] if "error" not in r and r["method"] == method]
     cards = []
     for prompts, temperature in dict.fromkeys((r["prompts"], r["temperature"]) for r in runs):
-        here = [r for r in runs if (r["prompts"], r["temperature"]) == (prompts, temperature)]
-        best = max(here, key=lambda r: r["speedup"] or 0)
-        label = f"{prompts}, T={temperature:g}"
-        cards.append((f"{best['acceptance_length']:.2f}", f"acceptance length, k={best['k']}<br>{_e(label)}"))
-        if best["speedup"]:
-            cards.append(
-                (f"{best['speedup']:.2f}×", f"tokens/s over baseline, k={best['k']}, concurrency {best['concurrency']}<br>{_e(label)}")
-            )
-    return '<div class="cards">' + "".join(f'<div class="card"><b>{value}</b><span>{text}</span></div>' for value, text in cards) + "</div>"
+        best = max((r for r in runs if (r["prompts"], r["temperature"]) == (prompts, temperature)), key=lambda r: r["speedup"] or 0)
+        speed = f"{best['speedup']:.2f}× baseline<br>" if best["speedup"] else ""
+        settings = f"{_e(prompts)}, T={temperature:g}<br>k={best['k']}, concurrency {best['concurrency']}"
+        cards.append(f'<div class="card"><b>AL {best["acceptance_length"]:.2f}</b>{speed}<span>{settings}</span></div>')
+    return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -113,10 +115,16 @@ def _e(text: Any) -> str:
     return html.escape(str(text))
 
 
+def _nested(item: str) -> str:
+    """A finding as HTML; further lines become a list under the first."""
+    first, *more = item.splitlines()
+    return _e(first) + ("<ul>" + "".join(f"<li>{_e(line)}</li>" for line in more) + "</ul>" if more else "")
+
+
 # ------------------------------------------------------------------------------------------------------------ the plots
 
 
-def _axes(n: int, width: float = 4.6, height: float = 3.2) -> tuple[Any, list[Any]]:
+def _axes(n: int, width: float = 5.4, height: float = 3.2) -> tuple[Any, list[Any]]:
     """A figure of n panels side by side, at most two a row. Matplotlib is drawn without a display and without pyplot's state."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -124,7 +132,8 @@ def _axes(n: int, width: float = 4.6, height: float = 3.2) -> tuple[Any, list[An
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "headstart", "font.family": "sans-serif", "font.size": 9}
     columns = min(n, 2)
     rows = -(-n // columns)
-    figure = Figure(figsize=(width * columns + (1.0 if columns == 1 else 0), height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)  # type: ignore[union-attr, call-arg]
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(n)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -173,7 +182,7 @@ def _positions(runs: Sequence[Run]) -> str:
             rates = run["per_position"]
             ax.plot(range(1, len(rates) + 1), rates, label=_name(run), markersize=4, **looks[_name(run)])
         ax.set(title=title, xlabel="drafted position", ylim=(0, 1), xticks=range(1, max(len(r["per_position"]) for r in here) + 1))
-        ax.legend(frameon=False)
+    axes[0].legend(frameon=False)
     axes[0].set_ylabel("accepted (unconditional)")
     return _svg(figure)
 
@@ -190,15 +199,20 @@ def _lengths(runs: Sequence[Run]) -> str:
             ax.bar(i - 0.2, run["acceptance_length"], 0.38, color=look["color"], alpha=look["alpha"])
             ax.bar(i + 0.2, run["mean_accepted_tokens"], 0.38, facecolor="none", edgecolor=look["color"])
             for x, value in ((i - 0.2, run["acceptance_length"]), (i + 0.2, run["mean_accepted_tokens"])):
-                ax.annotate(f"{value:.2f}", (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+                ax.annotate(f"{value:.2f}", (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=7)
             if run["acceptance_length_estimate"]:
-                ax.plot(i - 0.2, run["acceptance_length_estimate"], "D", color="#1c2330", markersize=5, zorder=3)
+                ax.plot(i - 0.42, run["acceptance_length_estimate"], ">", color="#1c2330", markersize=6, zorder=3)
         top = max(max(r["acceptance_length"], r["mean_accepted_tokens"], r["acceptance_length_estimate"] or 0) for r in here)
-        ax.set(title=title, xticks=range(len(here)), xticklabels=[_name(run) for run in here], ylim=(1, 1 + (top - 1) * 1.2 + 0.05))
+        ax.set(
+            title=title,
+            xticks=range(len(here)),
+            xticklabels=[_name(run).replace(" ", "\n") for run in here],
+            ylim=(1, 1 + (top - 1) * 1.2 + 0.05),
+        )
     axes[0].set_ylabel("tokens")
     handles: list[Any] = [Patch(color=HEAD, label="acceptance length"), Patch(facecolor="none", edgecolor=HEAD, label="tokens / step")]
     if any(run["acceptance_length_estimate"] for run in runs):
-        handles.append(Line2D([], [], color="#1c2330", marker="D", linestyle="", markersize=5, label="AL~ (estimate)"))
+        handles.append(Line2D([], [], color="#1c2330", marker=">", linestyle="", markersize=6, label="AL~ (estimate)"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return _svg(figure)
 
@@ -254,5 +268,6 @@ def _learning(points: Sequence[Mapping[str, Any]]) -> str:
             markersize=3,
         )
     ax.set(xlabel="supervised tokens seen" if by_tokens else "training step", ylabel="AL~ (estimate)")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     ax.legend(frameon=False)
     return _svg(figure)

@@ -42,22 +42,16 @@ def rounds_of(request: Mapping[str, Any]) -> RequestCounts:
     (0, 2, 1)
     """
     first, *kept = request["kept"] or [0]
-    counted = list(zip(request["accepted"], request["drafted"], strict=True))
-    accepted, drafted = [], []
+    counted = list(zip(request["accepted"], request["drafted"], request.get("depth", request["drafted"]), strict=True))
+    rounds = []
     for i, tokens in enumerate(kept):
         last = i == len(kept) - 1
-        if counted and (tokens == counted[0][0] + 1 or (last and tokens <= counted[0][0])):
-            a, d = counted.pop(0)
-        else:
-            a, d = 0, 0
-        accepted.append(a)
-        drafted.append(d)
+        has_draft = counted and (tokens == counted[0][0] + 1 or (last and tokens <= counted[0][0]))
+        rounds.append((*(counted.pop(0) if has_draft else (0, 0, 0)), tokens))
     # A draft whose tokens all fell behind the end of the answer returned nothing: a round of which no token was kept.
-    for a, d in counted:
-        accepted.append(a)
-        drafted.append(d)
-        kept.append(0)
-    return RequestCounts(tuple(accepted), tuple(drafted), kept=tuple(kept), first_tokens=first)
+    rounds += [(*counts, 0) for counts in counted]
+    accepted, drafted, depth, kept = zip(*rounds, strict=True) if rounds else ((), (), (), ())
+    return RequestCounts(accepted, drafted, depth, kept, first_tokens=first)
 
 
 def build_report(
@@ -114,7 +108,7 @@ def _run(
     if "error" in record:
         return run | {"error": record["error"]}
     counts = [rounds_of(request) for request in record["requests"]]
-    run |= {NAMES.get(key, key): value for key, value in per_request(counts).items()}
+    run |= {NAMES.get(key, key): value for key, value in per_request(counts).items()} | record.get("figures", {})
     shares = [share for r in record["requests"] if (share := repeated_4gram_share(r["output_ids"])) is not None]
     run["repeated_4gram_share"] = fmean(shares) if shares else None
     run["seconds"] = record["seconds"]
@@ -205,11 +199,11 @@ def hardware() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ writing it
 
 
-COLUMNS = ("method", "k", "AL", "AL~", "tokens/step", "rate", "per position", "tokens/s", "speed-up", "repeats", "= baseline")
+COLUMNS = ("method", "k", "AL", "AL~", "tokens/step", "rate", "per position %", "tokens/s", "speed-up", "repeats", "= base")
 LEGEND = (
     "AL: acceptance length, the tokens that a draft yields, bonus token included, as the engine counts it. AL~: the same as training "
     "estimated it. tokens/step: per step of the target, steps without a draft included. rate: accepted / drafted tokens. per position: "
-    "drafts accepted that far. repeats: share of 4-grams that the answers repeat. = baseline: greedy answers equal to those of the baseline."
+    "share of drafts accepted that far. repeats: share of 4-grams that the answers repeat. = base: greedy answers equal to the baseline's."
 )
 
 
@@ -225,7 +219,7 @@ def row_of(run: Mapping[str, Any]) -> list[str]:
         f"{run['acceptance_length_estimate']:.2f}" if run["acceptance_length_estimate"] else "",
         f"{run['mean_accepted_tokens']:.2f}" if run["mean_accepted_tokens"] else "",
         "" if plain or run["acceptance_rate"] is None else f"{run['acceptance_rate']:.0%}",
-        " ".join(f"{rate:.2f}" for rate in run["per_position"]),
+        " ".join(f"{100 * rate:.0f}" for rate in run["per_position"]),
         f"{run['output_tokens_per_second']:.1f}",
         f"{run['speedup']:.2f}×" if run["speedup"] else "",
         f"{run['repeated_4gram_share']:.0%}" if run["repeated_4gram_share"] is not None else "",
@@ -243,9 +237,9 @@ def tables_of(report: Mapping[str, Any]) -> dict[str, list[list[str]]]:
 
 
 def failures_of(report: Mapping[str, Any]) -> list[str]:
-    """One line a method that failed, with its reason; cells that share the reason are counted."""
-    reasons = Counter((run["method"], run["k"], run["error"]) for run in report["runs"] if "error" in run)
-    return [f"{method}{f' k={k}' if k else ''} failed ({n} cell{'s' * (n > 1)}): {reason}" for (method, k, reason), n in reasons.items()]
+    """One line for each method and reason, with the number of its cells."""
+    reasons = Counter((run["method"], run["error"]) for run in report["runs"] if "error" in run)
+    return [f"{method} ({n} cell{'s' * (n > 1)}): {reason}" for (method, reason), n in reasons.items()]
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
@@ -257,7 +251,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     lines += [LEGEND, ""]
     for title, items in (("Failed", failures_of(report)), ("Findings", report["findings"]), ("Notes", report["notes"])):
         if items:
-            lines += [f"## {title}", "", *(f"* {item}" for item in items), ""]
+            lines += [f"## {title}", "", *("* " + item.replace("\n", "\n  * ") for item in items), ""]
     lines += ["## Set-up", "", *(f"* {line}" for line in setup_lines(report)), "", "## Definitions", ""]
     lines += [f"* `{key}`: {text}" for key, text in report["definitions"].items()]
     return "\n".join(lines) + "\n"
