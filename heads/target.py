@@ -78,6 +78,18 @@ class TargetParts:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    def logit_scale(self) -> float:
+        """The constant c in logits = c * lm_head(last_hidden), for losses through the target's own LM head.
+
+        Raises:
+            TargetError: logits are not linear in the state: a soft-cap, or an LM head with a bias.
+        """
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        if cap is not None or self.lm_head_bias is not None:
+            what = f"a logit soft-cap of {cap}" if cap is not None else "an LM head with a bias"
+            raise TargetError(f"{self.path} has {what}, and this method compares states through the target's LM head; train an EAGLE-3 head")
+        return float(self.scale_logits(torch.ones(())))
+
     def norm_weight(self) -> Tensor:
         """[H] the final norm as a plain RMSNorm's weight (Gemma's 1 + w included); ones where it is another kind of norm."""
         ones = torch.ones(self.hidden_size)
@@ -107,7 +119,7 @@ def read_target(cfg: Target) -> TargetParts:
     norm = _final_norm(skeleton)
     norm_name = names[id(norm)]
 
-    files = _TensorFiles(path)
+    files = TensorFiles(path)
     embed_tokens = files.get(embed_name)
     tied = bool(config.tie_word_embeddings)
     lm_head = embed_tokens if tied and files.find(head_name) is None else files.get(head_name, fallback_hint=embed_name)
@@ -215,7 +227,7 @@ def _final_norm(skeleton: PreTrainedModel) -> nn.Module:
     raise TargetError(f"no final norm found in {type(decoder).__name__} (children: {children}); this family is not supported")
 
 
-class _TensorFiles:
+class TensorFiles:
     """Lookup of tensors by name over one or many safetensors files, nested names included."""
 
     def __init__(self, path: Path):

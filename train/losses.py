@@ -9,6 +9,7 @@ Shapes: S student rows (all depths together), U teacher rows, H hidden size, D d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from heads.target import TargetParts
 
 CHUNK_LOGITS = 1 << 21  # logits held at once (rows of a chunk x D): 8 MB in float32, about a core's second-level cache
+CHUNK_ROWS = 128  # rows of a chunk at least: below it, reading a whole vocabulary's LM head costs more than the products
 
 
 class HeadLoss(NamedTuple):
@@ -48,8 +50,13 @@ class Teacher:
         return torch.stack(tiles).logsumexp(0)[:, None]
 
 
+# (draft logits z [S, D], z at the labels [S, 1], teacher, sorted teacher rows [S], labels [S], eta) → losses [S] and gradients of
+# them with respect to z [S, D]; z may be overwritten.
+Compare = Callable[[Tensor, Tensor, Teacher, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
 def head_loss(
-    states: Tensor, weight: Tensor, teacher: Teacher, teacher_row: Tensor, row_weight: Tensor, label: Tensor, kind: str, lk_eta: float = 3.0
+    states: Tensor, weight: Tensor, teacher: Teacher, teacher_row: Tensor, row_weight: Tensor, label: Tensor, kind: str | Compare, lk_eta: float = 3.0
 ) -> HeadLoss:
     """Sum of weighted losses of student rows against the target.
 
@@ -59,15 +66,16 @@ def head_loss(
         row_weight: [S] weight of each row in the sum. label: int64 [S] draft id of the answer's token, -1 if it has none.
         kind: "kl": KL(p||q), p the target's distribution over the draft vocabulary; "ce": -log q(label), rows without
             a label give no loss; "lk": e^(-eta a) KL(p||q) + (1 - e^(-eta a)) (1 - a) with the acceptance
-            a = sum min(p, q), p there normalised over the whole vocabulary (arXiv 2602.23881).
+            a = sum min(p, q), p there normalised over the whole vocabulary (arXiv 2602.23881). Or a function of a method's own.
     """
-    loss_sum, loss, correct = _HeadLoss.apply(states, weight, teacher, teacher_row, row_weight, label, kind, lk_eta)  # type: ignore[misc]
+    compare = _COMPARE[kind] if isinstance(kind, str) else kind
+    loss_sum, loss, correct = _HeadLoss.apply(states, weight, teacher, teacher_row, row_weight, label, compare, lk_eta)  # type: ignore[misc]
     return HeadLoss(loss_sum, loss, correct)
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher, teacher_row, row_weight, label, kind, lk_eta):
+    def forward(ctx, states, weight, teacher, teacher_row, row_weight, label, compare, lk_eta):
         need_x, need_w = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         compute = torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else states.dtype
         x, w = states.to(compute), weight.to(compute)
@@ -76,12 +84,12 @@ class _HeadLoss(torch.autograd.Function):
         losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
         correct = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         order = torch.argsort(teacher_row, stable=True)
-        for part in order.split(max(1, CHUNK_LOGITS // len(w))):
+        for part in order.split(max(CHUNK_ROWS, CHUNK_LOGITS // len(w))):
             z = F.linear(x[part], w).float()
             target_id = label[part]
             picked = z.gather(1, target_id.clamp(min=0)[:, None])
             correct[part] = (target_id >= 0) & (picked[:, 0] >= z.amax(-1))
-            losses[part], grad = _COMPARE[kind](z, picked, teacher, teacher_row[part], target_id, lk_eta)
+            losses[part], grad = compare(z, picked, teacher, teacher_row[part], target_id, lk_eta)
             if need_x or need_w:
                 grad = grad.mul_(row_weight[part][:, None]).to(compute)
                 if grad_x is not None:
@@ -109,7 +117,7 @@ def _teacher_logits(teacher: Teacher, teacher_row: Tensor) -> tuple[Tensor, Tens
     return distinct, teacher.draft_logits(distinct), index
 
 
-def _kl(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+def compare_kl(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
     """KL(p||q) a row, and its gradient q - p; z is overwritten."""
     _, t, index = _teacher_logits(teacher, teacher_row)
     log_p = F.log_softmax(t, -1)
@@ -155,4 +163,4 @@ def _softmax_(z: Tensor) -> tuple[Tensor, Tensor]:
     return q.div_(total), (peak + total.log()).squeeze(-1)
 
 
-_COMPARE = {"kl": _kl, "ce": _ce, "lk": _lk}
+_COMPARE = {"kl": compare_kl, "ce": _ce, "lk": _lk}

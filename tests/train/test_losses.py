@@ -53,6 +53,7 @@ def plain(states, weight, teacher, teacher_row, row_weight, label, kind, eta=3.0
 def test_value_and_gradient(kind, chunk, softcap, monkeypatch):
     """E04: chunks change nothing; PEERS §4.4: the target's soft-cap is in the teacher."""
     monkeypatch.setattr(losses, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(losses, "CHUNK_ROWS", 1)
     args = case(softcap)
     states, weight = args[:2]
     result = head_loss(*args, kind=kind)
