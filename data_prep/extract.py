@@ -99,7 +99,7 @@ def extract_rows(
     buffers: dict[int | None, Tensor],
     batch_tokens: int,
     first_row: int = 0,
-    on_batch: Callable[[int, int], None] = lambda rows, tokens: None,
+    on_batch: Callable[[int], None] = lambda tokens: None,
 ) -> None:
     """Fill `buffers` with the states of `rows`, one row after the other in the given order.
 
@@ -108,7 +108,7 @@ def extract_rows(
         buffers: layer (None: last_hidden) → [N, H]; N is the rows' total length. States are rounded to the buffer's dtype.
         batch_tokens: upper bound of B × T.
         first_row: number of `rows[0]`, for messages.
-        on_batch: called after each forward pass with its rows and tokens (pads not counted).
+        on_batch: called after each forward pass with its tokens (pads not counted).
 
     Raises:
         FeatureError: a state is not finite (a float16 target that overflows, for instance).
@@ -131,7 +131,7 @@ def extract_rows(
         for batch in plan_batches(lengths, batch_tokens, needs_equal_lengths(model)):
             members[:] = batch
             forward_batch(model, [rows[i] for i in batch], sink)
-            on_batch(len(batch), sum(lengths[i] for i in batch))
+            on_batch(sum(lengths[i] for i in batch))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies above do not block
     finite = buffers[None].isfinite().all(dim=1)
@@ -184,8 +184,8 @@ def extract_shards(
             shard.written = future.result()
             on_written()
 
-    num_rows = sum(shard.num_rows for shard in shards)
-    with Progress("features", num_rows) as progress, ThreadPoolExecutor(1) as writer, stop.deferred("this shard"):
+    num_tokens = sum(shard.num_tokens for shard in shards)
+    with Progress("features", num_tokens, unit="tokens") as progress, ThreadPoolExecutor(1) as writer, stop.deferred("this shard"):
         try:
             for shard in shards:
                 spans = [rows.span(row) for row in range(shard.first_row, shard.first_row + shard.num_rows)]

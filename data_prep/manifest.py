@@ -219,6 +219,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> FileEntry:
     tmp = path.with_name(path.name + ".tmp")
     try:
         write(tmp)
+        tmp.chmod(0o644)  # safetensors makes files that nobody else can read
         with tmp.open("rb+") as f:
             entry = file_entry(tmp)
             os.fsync(f.fileno())

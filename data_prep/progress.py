@@ -53,12 +53,13 @@ class Progress:
 
     def _print(self, pace: str) -> None:
         of = "" if self.total is None else f"/{self.total:,}"
-        print(f"{self.label}: {self.done:,}{of} {self.unit} | {pace}", file=sys.stderr, flush=True)
+        tokens = f" | {self.tokens:,} tokens" if self.tokens else ""
+        print(f"{self.label}: {self.done:,}{of} {self.unit}{tokens} | {pace}", file=sys.stderr, flush=True)
 
     def _rate(self) -> str:
         count, unit = (self.tokens, "tokens") if self.tokens else (self.done - self._done_before, self.unit)
         rate = count / max(self.seconds, 1e-9)
-        return f"{count:,} {unit} | {rate:,.{0 if rate >= 100 else 1}f} {unit}/s"
+        return f"{rate:,.{0 if rate >= 100 else 1}f} {unit}/s"
 
     def _pace(self) -> str:
         fresh = self.done - self._done_before
