@@ -138,6 +138,10 @@ class MtpHead(AutoregressiveHead):
         """Target ids [n] → embeddings [n, H]; zero where the id is -1."""
         return super().embed(ids.clamp(min=0)) * (ids >= 0)[:, None]
 
+    def normed(self, state: Tensor) -> Tensor:
+        """States [n, H] → what the LM head reads: a module's output has been normed."""
+        return state
+
     def logits(self, state: Tensor) -> Tensor:
         """States [n, H] → draft logits [n, V], up to the target's own scale."""
         return nn.functional.linear(state, self.lm_head.to(state.dtype))

@@ -13,8 +13,9 @@ from __future__ import annotations
 from torch import nn
 
 from heads import LAST_HIDDEN, shift
-from heads.autoregressive import AutoregressiveHead
 from heads.layers import document_starts
+from heads.mtp import MtpHead
+from heads.mtp_native import MtpNativeHead
 from heads.target import TargetParts
 from recipes.methods import MtpObjective as MtpBlock
 from train.depths import Depths, DraftHead, draft_ids_of
@@ -25,10 +26,10 @@ from train.packing import Batch
 class MtpObjective(nn.Module):
     """Weighted mean over depths; also the objective of a target's own MTP layer (train/mtp_native.py)."""
 
-    def __init__(self, head: AutoregressiveHead, target: TargetParts, objective: MtpBlock):
+    def __init__(self, head: MtpHead | MtpNativeHead, target: TargetParts, objective: MtpBlock):
         super().__init__()
         self.head, self.objective, self.teacher_parts = head, objective, target
-        self.weights = depth_weights(objective.step_decay, head.block.unroll_steps)  # type: ignore[attr-defined]
+        self.weights = depth_weights(objective.step_decay, head.block.unroll_steps)
         self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
 
     def forward(self, batch: Batch) -> Output:
@@ -41,7 +42,7 @@ class MtpObjective(nn.Module):
 
         asked = [mask[rows] for mask, rows in zip(supervised, computed, strict=True)]
         pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.to_draft)
-        states = [state[ask] for state, ask in zip(states, asked, strict=True)]
+        states = [head.normed(state[ask]) for state, ask in zip(states, asked, strict=True)]
         weights = [state.new_full((len(state),), weight) for state, weight in zip(states, self.weights, strict=True)]
         lm_head = head.lm_head
         losses = pairs.compare(states, weights, DraftHead(lm_head, lm_head, self.teacher_parts), self.objective.loss, self.objective.lk_eta)
