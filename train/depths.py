@@ -17,7 +17,7 @@ from torch import Tensor
 from heads import shift
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
-from train.losses import HeadLoss, Teacher, head_loss
+from train.losses import Compare, HeadLoss, Teacher, head_loss
 from train.objective import Output
 from train.packing import Batch
 
@@ -47,7 +47,9 @@ class Depths:
         # A target token outside the draft vocabulary cannot be drafted: no loss, and a miss in every count.
         self.trained = [~labelled | (label >= 0) for labelled, label in zip(self.labelled, self.labels, strict=True)]
 
-    def compare(self, states: list[Tensor], weights: list[Tensor], head: DraftHead, loss: str, lk_eta: float = 3.0) -> list[HeadLoss]:
+    def compare(
+        self, states: list[Tensor], weights: list[Tensor], head: DraftHead, loss: str | Compare, lk_eta: float = 3.0
+    ) -> list[HeadLoss]:
         """Losses of all depths at once, split by depth again: every teacher row is computed once.
 
         Args:

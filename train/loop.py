@@ -32,7 +32,7 @@ from train.run_log import RunLog, peak_memory_gib, short_time
 from train.step import Progress, StopSignal, learning_rate, make_optimizer, take_step
 from train.validate import validate
 
-MakeObjective = Callable[[nn.Module, TargetParts, Any], nn.Module]
+MakeObjective = Callable[[Any, TargetParts, Any], nn.Module]  # (head, target, objective block)
 
 
 def main(method: str, make_objective: MakeObjective, argv: list[str] | None = None) -> None:
