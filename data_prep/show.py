@@ -46,13 +46,13 @@ def show_row(conversation: Conversation, row: Row, tokenizer, console) -> None:
     for supervised, run in groupby(pairs, key=lambda pair: pair[1]):
         piece = tokenizer.decode([token for token, _ in run])
         text.append(f"⟦{piece}⟧" if supervised else piece, style="bold green" if supervised else "dim")
-    console.print(text)
+    console.print(text, soft_wrap=True)
     tokens, supervised = len(row.input_ids), sum(row.loss_mask)
     origin = "the target's own tokens" if row.exact else "text, tokenised here"
     if conversation.temperature is not None:
         origin += f", temperature {conversation.temperature:g}, ended by {conversation.finish_reason}"
     console.rule(style="dim")
-    console.print(Text(f"{conversation.id}: {tokens} tokens, {supervised} supervised ({supervised / tokens:.0%}); answer: {origin}"))
+    console.print(Text(f"{conversation.id}: {tokens} tokens, {supervised} supervised ({supervised / tokens:.0%}); answer: {origin}"), soft_wrap=True)
 
 
 def main(argv: list[str] | None = None) -> int:
