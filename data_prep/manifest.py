@@ -22,6 +22,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_prep.conversations import embedded_file
+from heads.embedded import resolve_target, target_fingerprint
 from recipes.errors import FeatureError, HeadstartError
 from recipes.schema import Recipe
 
@@ -128,8 +129,6 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     The layers are not among them (a store may hold more than a head reads); nor are batch and shard sizes, nor who decoded
     the answers: their own hash is.
     """
-    from heads.target import resolve_target, target_fingerprint  # needs torch
-
     target = resolve_target(recipe.target.path, recipe.target.revision)
     data = recipe.data
     sources = {source: source_fingerprint(source) for source in data.prompts}

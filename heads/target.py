@@ -10,7 +10,6 @@ Shapes: N tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from heads.embedded import resolve_target
+from heads.embedded import resolve_target, target_fingerprint
 from recipes.errors import TargetError
 from recipes.schema import Target
 
@@ -87,7 +86,9 @@ class TargetParts:
         cap = getattr(self.config, "final_logit_softcapping", None)
         if cap is not None or self.lm_head_bias is not None:
             what = f"a logit soft-cap of {cap}" if cap is not None else "an LM head with a bias"
-            raise TargetError(f"{self.path} has {what}, and this method compares states through the target's LM head; train an EAGLE-3 head")
+            raise TargetError(
+                f"{self.path} has {what}, and this method compares states through the target's LM head; train an EAGLE-3 head"
+            )
         return float(self.scale_logits(torch.ones(())))
 
     def norm_weight(self) -> Tensor:
@@ -144,20 +145,6 @@ def load_target_model(cfg: Target) -> PreTrainedModel:
 def load_tokenizer(cfg: Target) -> PreTrainedTokenizerBase:
     """The target's tokenizer, with its chat template."""
     return AutoTokenizer.from_pretrained(resolve_target(cfg.path, cfg.revision), trust_remote_code=cfg.trust_remote_code)
-
-
-def target_fingerprint(path: Path) -> str:
-    """A hash that tells targets apart: config (without library version), and size and first MiB of each weight file."""
-    digest = hashlib.sha256()
-    config = json.loads((path / "config.json").read_text())
-    config.pop("transformers_version", None)
-    config.pop("_name_or_path", None)
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for file in sorted(path.glob("*.safetensors")):
-        digest.update(f"{file.name}:{file.stat().st_size}".encode())
-        with file.open("rb") as f:
-            digest.update(f.read(1 << 20))
-    return digest.hexdigest()[:16]
 
 
 def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where: str, floor: float = 0.999) -> float:
