@@ -76,7 +76,7 @@ def test_an_interrupted_making_is_made_again(tmp_path: Path, monkeypatch: pytest
 def test_two_processes_make_it_once(tmp_path: Path):
     code = f"from heads.embedded import resolve_target; print(resolve_target('tiny:llama', root={str(tmp_path)!r}))"
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=120) for process in both]
+    outputs = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert {out.strip() for out, _ in outputs} == {str(tmp_path / "tiny-llama")}
     assert sum("making the target" in err for _, err in outputs) == 1
