@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_prep.manifest import mend_command
+from data_prep.status import clear, describe, find_work
 from data_prep.stop import Stopped, stop_signals
 from recipes.errors import FeatureError, HeadstartError
 from recipes.schema import load_recipe
@@ -36,17 +37,21 @@ def main(argv: list[str] | None = None) -> int:
             recipe = load_recipe(args.recipe, args.overrides)
             folder = Path(recipe.features.dir)
             with locked(folder):
-                from data_prep.build import clear, prepare  # torch and transformers: seconds, not needed for --help or a typo
-
                 if args.rebuild:
                     clear(folder)
-                prepare(recipe, stop)
+                manifest, work = find_work(recipe, folder)
+                if work:
+                    from data_prep.build import build  # torch and transformers take seconds
+
+                    manifest = build(recipe, manifest, folder, stop)
         except HeadstartError as e:
             print(f"error: {e}", file=sys.stderr)
             return 1
         except (Stopped, KeyboardInterrupt):
             print(f"stopped; everything finished is kept. Run `{mend_command()}` to go on.", file=sys.stderr)
             return 128 + (stop.signum or 0)
+    assert manifest is not None, "a store without work left has a manifest"
+    print(f"{'features' if work else 'nothing to do':<15}{folder} ({describe(manifest, folder)})")
     print(f"next           accelerate launch train/{recipe.method}.py {shlex.join([args.recipe, *args.overrides])}")
     return 0
 

@@ -9,7 +9,6 @@ from transformers import AutoConfig
 
 from data_prep.extract import extract_shards, extraction_dtype, load_extraction_model, plan_shards, probe_row
 from data_prep.manifest import (
-    ANSWERS,
     COUNTS,
     MANIFEST,
     PROBE,
@@ -17,126 +16,36 @@ from data_prep.manifest import (
     UNFINISHED,
     Manifest,
     ShardEntry,
-    check_fingerprints,
-    file_fault,
-    find_manifest,
     fingerprints,
     mend_command,
     package_versions,
     write_atomically,
 )
-from data_prep.progress import Progress
 from data_prep.regenerate import regenerate_recipe
 from data_prep.render import read_template
 from data_prep.rows import make_rows
+from data_prep.status import wanted_layers
 from data_prep.stop import Stop
-from data_prep.store import CODECS, Rows, check_layers_stored, missing_layers, write_tensors
+from data_prep.store import CODECS, Rows, write_tensors
 from heads.target import load_tokenizer, resolve_target
-from recipes.errors import DataError, FeatureError, RecipeError
-from recipes.methods import check_layers
+from recipes.errors import DataError, FeatureError
 from recipes.schema import Recipe
 
 
-def prepare(recipe: Recipe, stop: Stop) -> None:
-    """Bring the store in `features.dir` to what the recipe asks for.
+def build(recipe: Recipe, manifest: Manifest | None, folder: Path, stop: Stop) -> Manifest:
+    """Bring the store in `folder`, of which `manifest` tells what is there, to what the recipe asks for.
 
     Raises:
-        FeatureError: the store was built for other settings, its disk is full, or its rows are lost.
+        FeatureError: the disk is full, or the rows are lost and cannot be made again.
         DataError: no usable row.
         Stopped: the user interrupted; everything finished is on disk.
     """
-    folder = Path(recipe.features.dir)
-    manifest, whole = find_manifest(folder)
-    if manifest is None:
-        clear(folder)  # strays of a store whose manifest is gone
-    else:
-        check_fingerprints(manifest, recipe, folder)
-        check_contents(manifest, whole, recipe, folder)
-        faults = find_faults(folder, manifest, whole)
-        if whole and not faults and (manifest.features == "stored" or recipe.train.features == "online"):
-            counts = manifest.counts
-            print(f"nothing to do  {folder} is finished: {counts['rows']:,} rows, {counts['tokens']:,} tokens, {contents(manifest)}")
-            return
-        for fault in faults:
-            print(f"{fault}: it is made again")
-        if whole:
-            manifest.save(folder / UNFINISHED)
-            (folder / MANIFEST).unlink()
     manifest = make_tokens(recipe, manifest, folder)
     make_states(recipe, manifest, folder, stop)
     write_atomically(folder / "recipe.yaml", lambda tmp: tmp.write_text(recipe.dump(), encoding="utf-8"))
     manifest.save(folder / MANIFEST)
     (folder / UNFINISHED).unlink(missing_ok=True)
-    size = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    print(f"features       {folder} ({size / 1e9:.3g} GB, {contents(manifest)})")
-
-
-def contents(manifest: Manifest) -> str:
-    """What a store holds beside its tokens, in a few words."""
-    return f"layers {manifest.layers} and last_hidden" if manifest.features == "stored" else "tokens only"
-
-
-def clear(folder: Path) -> None:
-    """Remove a store's files, its manifest first; answers that the target wrote stay."""
-    for pattern in (MANIFEST, UNFINISHED, ROWS, COUNTS, PROBE, "shard-*.safetensors", "*.safetensors.tmp", "*.json.tmp"):
-        for file in folder.glob(pattern):
-            if file.name != f"{ANSWERS}.settings.json.tmp":
-                file.unlink()
-
-
-# -------------------------------------------------------------------------------------------------- what is there already
-
-
-def check_contents(manifest: Manifest, whole: bool, recipe: Recipe, folder: Path) -> None:
-    """Stop where a store of the right data lacks a layer, or was left half-way to something else than the recipe asks for."""
-    if manifest.features == "none":
-        return  # states can be added to any store of tokens
-    if recipe.train.features == "online":
-        if not whole:
-            raise FeatureError(
-                f"{folder} is half-written: states were being stored, and train.features is now online. Finish them with "
-                f"`{mend_command('train.features=stored')}`, or drop them with `{mend_command('--rebuild')}`."
-            )
-        return
-    check_layers_stored(manifest, recipe, folder)
-    if missing := sorted(set(wanted_layers(recipe, manifest.num_target_layers)) - set(manifest.layers)):
-        raise FeatureError(missing_layers(manifest, missing, folder, f"features.layers is {recipe.features.layers}"))
-
-
-def find_faults(folder: Path, manifest: Manifest, whole: bool) -> list[str]:
-    """Strike from the record every listed file that is not there as it was finished, and say why.
-
-    A whole store is looked at by size (every row is checked when it is read); a half-written one by checksum too.
-    """
-    faults = []
-    with Progress("verify", len(manifest.files) + len(manifest.shards), unit="files") as progress:
-        for name, entry in list(manifest.files.items()):
-            if fault := file_fault(folder / name, entry, checksum=not whole):
-                faults.append(f"{folder / name} {fault}")
-                del manifest.files[name]
-            progress.add(items=1)
-        for shard in manifest.shards:
-            if shard.written is not None and (fault := file_fault(folder / shard.file, shard.written, checksum=not whole)):
-                faults.append(f"{folder / shard.file} {fault}")
-                shard.written = None
-            progress.add(items=1)
-    return faults
-
-
-def wanted_layers(recipe: Recipe, num_layers: int) -> list[int]:
-    """Layers to store: what the head reads, or what `features.layers` lists, which must cover it."""
-    needed = recipe.head.feature_layers(num_layers)
-    if recipe.features.layers == "auto":
-        return needed
-    listed = check_layers("features.layers", list(recipe.features.layers), num_layers)
-    if missing := sorted(set(needed) - set(listed)):
-        raise RecipeError(
-            f"features.layers: {listed} lacks {missing}: the {recipe.method} head reads {needed}. Add them, or set it to auto."
-        )
-    return listed
-
-
-# ------------------------------------------------------------------------------------------------------------ the stages
+    return manifest
 
 
 def make_tokens(recipe: Recipe, manifest: Manifest | None, folder: Path) -> Manifest:

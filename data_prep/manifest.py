@@ -206,6 +206,22 @@ _EXPLAIN = {
 }
 
 
+def check_layers_stored(manifest: Manifest, recipe: Recipe, where: Path) -> None:
+    """Raise FeatureError unless every layer that the recipe's head reads is in the store."""
+    if manifest.features == "none":
+        raise FeatureError(f"{where} holds tokens only, and train.features is stored. Add the states: `{mend_command()}`")
+    needed = recipe.head.feature_layers(manifest.num_target_layers)
+    if missing := sorted(set(needed) - set(manifest.layers)):
+        raise FeatureError(missing_layers(manifest, missing, where, f"the head reads {needed}"))
+
+
+def missing_layers(manifest: Manifest, missing: list[int], where: Path, why: str) -> str:
+    """The message for a store that lacks layers."""
+    both = "features.layers=" + str(sorted({*manifest.layers, *missing})).replace(" ", "")
+    rebuild = mend_command(both, "--rebuild")
+    return f"{where} holds layers {manifest.layers}, but {why}. Rebuild it with all of them: `{rebuild}`, or give another features.dir."
+
+
 # ---------------------------------------------------------------------------------------------------------- safe files
 
 

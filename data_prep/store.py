@@ -37,9 +37,11 @@ from data_prep.manifest import (
     FileEntry,
     Manifest,
     check_fingerprints,
+    check_layers_stored,
     file_fault,
     find_manifest,
     mend_command,
+    missing_layers,
     write_atomically,
 )
 from recipes.errors import FeatureError
@@ -133,7 +135,7 @@ class FeatureStore:
         if recipe.train.features == "stored":
             check_layers_stored(manifest, recipe, folder)
         for name, entry in manifest.files.items():
-            if fault := file_fault(folder / name, entry, checksum=name == PROBE):
+            if fault := file_fault(folder / name, entry, checksum=True):  # a few bytes a token; shards are checked row by row
                 raise _corrupt(folder / name, fault)
         for shard in manifest.shards:
             assert shard.written is not None, "a manifest lists finished shards only"
@@ -231,22 +233,6 @@ def crc32(tensor: Tensor) -> int:
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> FileEntry:
     """Write a safetensors file under a temporary name, fsync and rename it (FeatureError where the disk is full)."""
     return write_atomically(path, lambda tmp: save_file(tensors, tmp))
-
-
-def check_layers_stored(manifest: Manifest, recipe: Recipe, where: Path) -> None:
-    """Raise FeatureError unless every layer that the recipe's head reads is in the store."""
-    if manifest.features == "none":
-        raise FeatureError(f"{where} holds tokens only, and train.features is stored. Add the states: `{mend_command()}`")
-    needed = recipe.head.feature_layers(manifest.num_target_layers)
-    if missing := sorted(set(needed) - set(manifest.layers)):
-        raise FeatureError(missing_layers(manifest, missing, where, f"the head reads {needed}"))
-
-
-def missing_layers(manifest: Manifest, missing: list[int], where: Path, why: str) -> str:
-    """The message for a store that lacks layers."""
-    both = "features.layers=" + str(sorted({*manifest.layers, *missing})).replace(" ", "")
-    rebuild = mend_command(both, "--rebuild")
-    return f"{where} holds layers {manifest.layers}, but {why}. Rebuild it with all of them: `{rebuild}`, or give another features.dir."
 
 
 def _corrupt(path: Path, fault: str) -> FeatureError:

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,14 @@ def test_nothing_to_do(data_prep, capsys, tmp_path, forwards, monkeypatch):
     assert data_prep("train.lr=0.5", "head.draft_vocab_size=32", "features.shard_tokens=77") == 0
     assert "nothing to do" in capsys.readouterr().out
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").glob("*.safetensors")} == before and not forwards
+
+
+def test_nothing_to_do_is_said_at_once(data_prep, recipe_file):
+    """A rerun imports neither torch nor transformers: it answers in a second."""
+    assert data_prep() == 0
+    code = "import sys; from data_prep.__main__ import main; print(main(sys.argv[1:]), {'torch', 'transformers'} & sys.modules.keys())"
+    ran = subprocess.run([sys.executable, "-c", code, str(recipe_file)], capture_output=True, text=True, check=True)
+    assert "nothing to do" in ran.stdout and ran.stdout.endswith("0 set()\n")
 
 
 def test_user_errors_have_no_traceback(data_prep, capsys):

@@ -218,15 +218,23 @@ def test_a_broken_manifest_is_named(store_dir, recipe, text):
         FeatureStore.open(store_dir, recipe())
 
 
-@pytest.mark.parametrize("file", ["shard-00001.safetensors", "rows.safetensors", "token_counts.safetensors", "probe.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_cut_or_missing_file_is_named(store_dir, recipe, file, damage):
+SMALL_FILES = ["rows.safetensors", "token_counts.safetensors", "probe.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [(file, damage) for file in ("shard-00001.safetensors", *SMALL_FILES) for damage in ("cut", "gone")]
+    + [(f, "flipped") for f in SMALL_FILES],
+)
+def test_a_damaged_or_missing_file_is_named(store_dir, recipe, file, damage):
     path = store_dir / file
+    raw = path.read_bytes()
+    path.unlink()
     if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-7])
-    else:
-        path.unlink()
-    with pytest.raises(FeatureError, match=rf"{file} (has .* bytes|is missing).*python -m data_prep"):
+        path.write_bytes(raw[:-7])
+    elif damage == "flipped":
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(FeatureError, match=rf"{file} (has .* bytes|has checksum|is missing).*python -m data_prep"):
         FeatureStore.open(store_dir, recipe())
 
 
