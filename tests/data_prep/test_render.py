@@ -255,11 +255,15 @@ def test_turn_that_is_rewritten_in_hindsight_is_context():
     assert "first" in text and learnt == "<think>\nr\n</think>\n\nc<|im_end|>"
 
 
-@pytest.mark.parametrize("message", [REASONED, DIRECT], ids=["reasoned", "direct"])
-def test_template_that_cannot_write_the_answer_skips_the_row(message):
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [(REASONED, "the template drops reasoning_content"), (DIRECT, "the generation prompt is not how the template begins this answer")],
+    ids=["reasoned", "direct"],
+)
+def test_template_that_cannot_write_the_answer_skips_the_row(message, said):
     """B06: an R1-like template drops reasoning, and no answer of it begins with its generation prompt."""
     conversation = normalise({"messages": [{"role": "user", "content": "go"}, message]})
-    with pytest.raises(Reject, match="^template_error: "):
+    with pytest.raises(Reject, match=f"^template_error: {said}$"):
         render(conversation, make_tokenizer(STRIPPING), data())
 
 
