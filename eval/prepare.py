@@ -99,12 +99,14 @@ def engines_of(recipe: Recipe, meta: dict[str, Any] | None) -> tuple[list[Engine
     cfg = recipe.eval
     engines, impossible = [Engine("baseline")], {}
     if "head" in cfg.methods and meta is not None:
-        served = {"method": recipe.method} | meta.get("speculative_config", {}) | {"model": str(recipe.export_dir)}
+        served = {"method": recipe.method} | meta.get("speculative_config", {})
+        more = dict(meta.get("llm_kwargs", {}))
+        (more if recipe.head.inside_target else served)["model"] = str(recipe.export_dir)
         if cfg.draft_sample_method != "greedy":
             served["draft_sample_method"] = cfg.draft_sample_method
         fingerprint = fingerprint_of(recipe.export_dir)
         for k in cfg.k:
-            engines.append(Engine(recipe.method, k, served | {"num_speculative_tokens": k}, meta.get("llm_kwargs", {}), fingerprint))
+            engines.append(Engine(recipe.method, k, served | {"num_speculative_tokens": k}, more, fingerprint))
     if "suffix" in cfg.methods:
         suffix = [Engine("suffix", k, {"method": "suffix", "num_speculative_tokens": k}) for k in cfg.k]
         if importlib.util.find_spec("arctic_inference") is None:

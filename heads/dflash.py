@@ -27,6 +27,7 @@ from transformers import LlamaConfig
 from heads import shift
 from heads.autoregressive import Choose, DraftLayer
 from heads.cache import DraftCache, cached_attention
+from heads.exported import copy_tensors, same_values
 from heads.layers import Attention, RMSNorm, Rotary, document_attention, draft_llama_config, rotate
 from heads.peagle import check_mask_token
 from heads.target import TargetParts
@@ -218,17 +219,9 @@ class DflashHead(nn.Module):
         Raises:
             ExportError: a tensor is missing or of another shape, or the draft has an LM head that is not the target's.
         """
-        for name, mine in self.state_dict().items():
-            if name not in tensors or tensors[name].shape != mine.shape:
-                found = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise ExportError(
-                    f"{name} is {found} in the draft, this head needs {tuple(mine.shape)}; check head.* against its config.json"
-                )
-            mine.copy_(tensors[name])
+        copy_tensors(self.state_dict(), tensors, ignored=("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"))
         theirs = tensors.get("lm_head.weight")
-        if theirs is not None and (
-            theirs.shape != self.lm_head.shape or not torch.allclose(theirs.to(self.lm_head.dtype), self.lm_head, rtol=0.01, atol=1e-3)
-        ):
+        if theirs is not None and not same_values(theirs, self.lm_head):
             raise ExportError(
                 f"lm_head.weight of the draft {tuple(theirs.shape)} is not the target's rows {tuple(self.lm_head.shape)}; "
                 "this head has no LM head of its own"

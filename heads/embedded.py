@@ -19,7 +19,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +160,7 @@ def _make_smollm2(folder: Path) -> None:
 MADE_HERE: dict[str, Callable[[Path], None]] = {
     "embedded:smollm2-135m": _make_smollm2,
     "tiny:llama": _make_tiny_llama,
-    "tiny:llama-2-heads": partial(_make_tiny_llama, heads=2),
+    "tiny:llama-2-heads": lambda folder: _make_tiny_llama(folder, heads=2),
 }
 
 

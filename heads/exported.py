@@ -41,12 +41,12 @@ def read_config(folder: Path) -> dict:
     return json.loads(file.read_text())
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files; a published `pytorch_model.bin` is read with weights_only."""
+def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Tensors of a folder's safetensors files, all or `only` these; a published `pytorch_model.bin` is read with weights_only."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 (not a dictionary)
+            tensors |= {name: f.get_tensor(name) for name in f.keys() if only is None or name in only}  # noqa: SIM118 (not a dictionary)
     if not tensors and (file := folder / "pytorch_model.bin").is_file():
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     if not tensors:
@@ -124,12 +124,16 @@ def load_exported_head(folder: Path, target: TargetParts) -> tuple[nn.Module, Re
     Raises:
         ExportError: the export belongs to another target, or its tensors do not fit its config.
     """
-    meta, config, tensors = read_meta(folder), read_config(folder), read_tensors(folder)
+    meta, config = read_meta(folder), read_config(folder)
     check_target(meta, target, folder)
     recipe = parse_recipe(meta["recipe"], source=str(folder / META_FILE))
-    cls = head_class(recipe.method)
-    check_served(cls.served_shapes(config), tensors, folder)
-    head = cls(recipe.head, target, served_vocab(tensors, target.vocab_size))
+    inside = recipe.head.inside_target  # then the folder holds the target as well
+    tensors = {} if inside else read_tensors(folder)
+    head = head_class(recipe.method)(recipe.head, target, served_vocab(tensors, target.vocab_size))
+    shapes = head.served_shapes(config)
+    if inside:
+        tensors = read_tensors(folder, only=shapes)
+    check_served(shapes, tensors, folder)
     head.load_served(tensors)
     return head.eval(), recipe
 
@@ -139,10 +143,11 @@ def check_target(meta: dict, target: TargetParts, folder: Path) -> None:
     made_for = meta["target"]
     if made_for["hidden_size"] != target.hidden_size:
         raise ExportError(
-            f"{folder} was made for a target of width {made_for['hidden_size']} ({made_for['path']}), this one ({target.path}) has {target.hidden_size}"
+            f"{folder} was made for a target of width {made_for['hidden_size']} ({made_for['path']}), "
+            f"this one ({target.path}) has {target.hidden_size}"
         )
     if made_for["fingerprint"] != target.fingerprint:
         raise ExportError(
-            f"{folder} was made for {made_for['path']} with fingerprint {made_for['fingerprint']}, but {target.path} has {target.fingerprint}: "
-            f"train a head for this target, or point target.path at the other one"
+            f"{folder} was made for {made_for['path']} with fingerprint {made_for['fingerprint']}, "
+            f"but {target.path} has {target.fingerprint}: train a head for this target, or point target.path at the other one"
         )

@@ -33,10 +33,11 @@ from transformers import LlamaConfig
 from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead, Choose, DraftLayer
 from heads.cache import DraftCache, cached_attention
+from heads.exported import copy_tensors
 from heads.layers import RMSNorm, document_attention, draft_llama_config, rope_parameters
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError, RecipeError
+from recipes.errors import RecipeError
 from recipes.methods import MtpHead as MtpBlock
 
 REWRITABLE = ("llama", "qwen2")  # families whose layers are MiMo's once biases are there
@@ -237,8 +238,7 @@ class MtpHead(AutoregressiveHead):
 
     def served_tensors(self) -> dict[str, Tensor]:
         """Our parameters by MiMo's names, and in layout mimo zero biases for the target's layers, which have none."""
-        tensors = {f"model.mtp_layers.{name.removeprefix('layers.')}": tensor for name, tensor in self.state_dict().items()}
-        return tensors | {name: torch.zeros(shape) for name, shape in self._missing_biases().items()}
+        return self._by_served_name() | {name: torch.zeros(shape) for name, shape in self._missing_biases().items()}
 
     def _missing_biases(self) -> dict[str, tuple[int, ...]]:
         """Biases that a MiMo target has and this one lacks."""
@@ -251,19 +251,11 @@ class MtpHead(AutoregressiveHead):
 
     @torch.no_grad()
     def load_served(self, tensors: dict[str, Tensor]) -> None:
-        """Take over weights by MiMo's names, ours or published.
+        """Take over weights by MiMo's names, ours or published. Raises ExportError where they do not fit."""
+        copy_tensors(self._by_served_name(), {name: tensor for name, tensor in tensors.items() if ".mtp_layers." in name})
 
-        Raises:
-            ExportError: a tensor is missing or of another shape.
-        """
-        for name, mine in self.state_dict().items():
-            served = f"model.mtp_layers.{name.removeprefix('layers.')}"
-            if served not in tensors or tensors[served].shape != mine.shape:
-                found = tuple(tensors[served].shape) if served in tensors else "missing"
-                raise ExportError(
-                    f"{served} is {found} in the draft, this head needs {tuple(mine.shape)}; check head.* against its config.json"
-                )
-            mine.copy_(tensors[served])
+    def _by_served_name(self) -> dict[str, Tensor]:
+        return {f"model.mtp_layers.{name.removeprefix('layers.')}": tensor for name, tensor in self.state_dict().items()}
 
     def served_shapes(self, config: dict) -> dict[str, tuple[int, ...]]:
         """Every tensor of the head that must exist for a config.json, with its shape: vLLM itself does not notice a missing one."""

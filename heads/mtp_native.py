@@ -34,10 +34,11 @@ from transformers import AttentionInterface
 from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead
 from heads.cache import DraftCache, cached_attention
+from heads.exported import copy_tensors
 from heads.layers import document_attention
 from heads.target import TargetParts, TensorFiles
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError, RecipeError, TargetError
+from recipes.errors import RecipeError, TargetError
 from recipes.methods import MtpNativeHead as MtpNativeBlock
 
 ATTENTION = "headstart_draft"  # our name in transformers' attention interface
@@ -262,11 +263,8 @@ class MtpNativeHead(AutoregressiveHead):
     @torch.no_grad()
     def load_served(self, tensors: dict[str, Tensor]) -> None:
         """Take over weights by the target's names. Raises ExportError where a tensor is missing or of another shape."""
-        for name, mine in self.served_tensors().items():
-            if name not in tensors or tensors[name].shape != mine.shape:
-                found = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise ExportError(f"{name} is {found} in the draft, this layer needs {tuple(mine.shape)}; was it made from another target?")
-            mine.copy_(tensors[name])
+        own = self.served_tensors()
+        copy_tensors(own, {name: tensor for name, tensor in tensors.items() if name in own})
 
     def served_shapes(self, config: dict) -> dict[str, tuple[int, ...]]:
         """Every tensor of the layer, with its shape."""

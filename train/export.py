@@ -31,6 +31,7 @@ from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
 from recipes.schema import Recipe, load_recipe, parse_recipe
 from train import checkpoint
+from train.inside_target import prove_same_logits, write_inside_target
 
 
 def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: Any, figures: dict, folder: Path) -> Path:
@@ -44,13 +45,18 @@ def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: An
     tensors = {
         name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous().clone() for name, t in head.served_tensors().items()
     }
-    config = head.served_config() | {"dtype": recipe.target.dtype}
+    inside = recipe.head.inside_target
+    config = head.served_config() | ({} if inside else {"dtype": recipe.target.dtype})
     check_served(head.served_shapes(config), tensors, folder)
     partial = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-    (partial / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    if inside:
+        if write_inside_target(target.path, partial, tensors, config):
+            prove_same_logits(partial, source, dtype)
+    else:
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     meta = {
         "format": 1,
         "method": recipe.method,
@@ -170,14 +176,17 @@ def _version(package: str) -> str | None:
 
 def _model_card(recipe: Recipe, meta: dict, config: dict) -> str:
     """README.md of the export: what it is, how to load it, what training measured."""
-    served = json.dumps(meta["speculative_config"] | {"model": "THIS_FOLDER", "num_speculative_tokens": 3})
+    inside = recipe.head.inside_target
+    served = json.dumps(meta["speculative_config"] | ({} if inside else {"model": "THIS_FOLDER"}) | {"num_speculative_tokens": 3})
+    overrides = meta["llm_kwargs"].get("hf_overrides")
     lines = [
         f"# {recipe.name}",
         "",
         f"A {recipe.method} draft head for `{recipe.target.path}`, trained with Headstart on {meta['date']}.",
         "",
         "```",
-        f"vllm serve TARGET --speculative-config '{served}'",
+        f"vllm serve {'THIS_FOLDER' if inside else 'TARGET'} --speculative-config '{served}'"
+        + (f" --hf-overrides '{json.dumps(overrides)}'" if overrides else ""),
         "```",
         "",
     ]

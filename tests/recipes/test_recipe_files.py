@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from heads import HEADS, head_class
 from heads.layers import RMSNorm
@@ -31,11 +31,22 @@ QWEN = dict(
     head_dim=128,
     vocab_size=151936,
 )
+MIMO = dict(
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=151680,
+    architectures=["MiMoForCausalLM"],
+)
 CONFIGS = {  # dimensions as the targets' own config.json gives them
     "embedded:smollm2-135m": LlamaConfig(**SMOL),
     "tiny:llama": LlamaConfig(**TINY),
+    "tiny:llama-2-heads": LlamaConfig(**TINY),
     "meta-llama/Llama-3.1-8B-Instruct": LlamaConfig(**LLAMA),
     "Qwen/Qwen3-8B": Qwen3Config(**QWEN),
+    "XiaomiMiMo/MiMo-7B-RL": Qwen2Config(**MIMO),
 }
 
 

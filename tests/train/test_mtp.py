@@ -1,0 +1,128 @@
+"""MTP's objective: FastMTP's weights, the table of what each depth eats and predicts, and the plain loss of real drafts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from heads import LAST_HIDDEN, shift
+from heads.mtp import MtpHead
+from heads.vocab import DraftVocab
+from recipes.errors import RecipeError
+from recipes.methods import MtpHead as Block
+from recipes.methods import MtpObjective as Settings
+from recipes.schema import load_recipe
+from train.mtp import MtpObjective, depth_weights
+from train.objective import simulate_chain
+from train.packing import collate
+
+FULL = DraftVocab(torch.arange(50), 50)
+KINDS = [{"shared": True}, {"shared": False}, {"shared": True, "layout": "mimo"}]
+
+
+def make(target, depths=3, settings=None, **fields) -> MtpObjective:
+    return MtpObjective(MtpHead(Block(unroll_steps=depths, **fields), target, FULL), target, Settings(**(settings or {})))
+
+
+def real_drafts(objective, batch, t, depths, tokens=None):
+    """Draft logits [depths, V] from the prefix <= t, eating the answer's own tokens, or the drafts where `tokens` is "own"."""
+    head, seen = objective.head, []
+    start = int((batch.document == batch.document[t]).nonzero()[0])
+    prefix, eaten = slice(start, t + 1), shift.draft_inputs(batch.input_ids, 0)
+    answer = iter(shift.draft_inputs(batch.input_ids, 1)[t:].tolist() + [0] * depths)
+    choose = (lambda logits: logits.argmax(-1)) if tokens == "own" else (lambda logits: torch.tensor([next(answer)]))
+    head.propose(
+        {LAST_HIDDEN: batch.last_hidden[prefix]}, eaten[prefix], batch.positions[prefix], head.new_cache(), depths,
+        lambda logits: seen.append(logits[0]) or choose(logits),
+    )  # fmt: skip
+    return torch.stack(seen)
+
+
+def test_weights():
+    """METHODS §16.5: .51, .31, .18; and DeepSeek-V3's mean over depths."""
+    assert [round(w, 2) for w in depth_weights(Settings().step_decay, 3)] == [0.51, 0.31, 0.18]
+    assert depth_weights(1.0, 4) == [0.25] * 4
+
+
+def test_alignment_table(small_target, packed_batch, monkeypatch):
+    """METHODS §8: depth i at index t eats x[t+1+i] and is compared with x[t+2+i]; documents stay apart."""
+    batch = packed_batch((2, 3), (2, 2), tokens=torch.tensor([10, 11, 12, 13, 14, 20, 21, 22, 23]))
+    objective = make(small_target, settings={"loss": "ce"}).eval()
+    objective.head.lm_head = torch.eye(50)
+
+    def oracle(feature, tokens, positions, starts, rows):
+        assert torch.equal(feature, batch.last_hidden)
+        assert [eaten[1].item() for eaten in tokens] == [12, 13, 14]
+        assert [row.tolist() for row in rows] == [[0, 1, 2, 3, 5, 6, 7], [0, 1, 2, 5, 6], [0, 1, 5]]  # a depth's rows and later ones' needs
+        labels = torch.cat([batch.input_ids, torch.zeros(5).long()])
+        return [torch.eye(50)[labels[row + 2 + i]] for i, row in enumerate(rows)]
+
+    monkeypatch.setattr(objective.head, "rollout", oracle)
+    out = objective(batch)
+    assert out.depth_count.tolist() == [3, 3, 1]  # 13 14 23; 13 14 23; 14
+    assert out.depth_correct.tolist() == out.depth_count.tolist()
+    assert out.hits[1].nonzero()[:, 0].tolist() == [0, 1, 5]
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, fields):
+    """METHODS §16.8: summed over indices and depths, from `propose` and the formulas."""
+    objective, batch = make(small_target, settings={"loss": loss}, **fields).eval(), packed_batch((3, 6), (2, 5))
+    total, counts, hits, lm_head = 0.0, [0] * 3, [0] * 3, objective.head.lm_head
+    with torch.no_grad():
+        for p in objective.parameters():
+            p.normal_(std=0.3)
+        for i in range(3):
+            for t in shift.draft_weight(batch.loss_mask, batch.document, i).nonzero()[:, 0].tolist():
+                logits = real_drafts(objective, batch, t, i + 1)[i]
+                has = bool(shift.has_label(batch.document, i)[t])
+                label = int(batch.input_ids[t + 2 + i]) if has else -1
+                counts[i] += has
+                hits[i] += has and int(logits.argmax()) == label
+                if loss == "ce":
+                    value = float(F.cross_entropy(logits, torch.tensor(label))) if has else 0.0
+                else:
+                    p = (lm_head @ batch.last_hidden[t + 1 + i]).softmax(-1)
+                    value = float((p * (p.log() - logits.log_softmax(-1))).sum())
+                total += 0.6**i / 1.96 * value
+        out = objective(batch)
+    assert float(out.loss_sum) == pytest.approx(total, rel=1e-3)
+    assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
+
+
+@pytest.mark.parametrize("fields", KINDS[:2], ids=str)
+def test_overfits_one_row(small_target, packed_batch, fields):
+    """Loss near 0 and every draft accepted, in the estimate and in drafting that eats its own drafts."""
+    objective, batch = make(small_target, settings={"loss": "ce"}, **fields), packed_batch((4, 20))
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+    for _ in range(120):
+        objective.train()(batch).loss_sum.div(20).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    out = objective.eval()(batch)
+    assert float(out.loss_sum.detach()) / 20 < 0.05 and out.depth_correct.tolist() == out.depth_count.tolist()
+    assert simulate_chain(out.hits, batch.loss_mask, batch.document, 3) == [[3] * 5]
+    assert torch.equal(real_drafts(objective, batch, 10, 3, "own").argmax(-1), batch.input_ids[12:15])
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_batches_without_supervision_touch_every_parameter(small_target, packed_batch, fields):
+    """B03, B36: a rank with nothing to do still takes part in the step."""
+    objective = make(small_target, **fields)
+    for batch in (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [], 32)):
+        out = objective(batch)
+        out.loss_sum.backward()
+        assert torch.isfinite(out.loss_sum)
+        for name, p in objective.named_parameters():
+            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+
+
+def test_more_modules_than_the_server_runs():
+    """A chain is refused for vLLM with the remedy, and has no more depths than modules."""
+    with pytest.raises(RecipeError, match=r"vLLM runs only the first MTP module.*chain of 3.*eval.engine: reference"):
+        load_recipe("recipes/debug/mtp.yaml", ["head.shared=false"])
+    recipe = load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "eval.engine=reference"])
+    assert recipe.head.max_depth == 3
+    with pytest.raises(RecipeError, match="eval.k=4 asks for more drafted tokens"):
+        load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "eval.engine=reference", "eval.k=[4]"])
+    assert load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "head.unroll_steps=1", "eval.k=[1]"]).eval.engine == "vllm"
