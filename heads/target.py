@@ -47,6 +47,7 @@ class TargetParts:
     lm_head_bias: Tensor | None
     norm: nn.Module
     fingerprint: str
+    source: Target | None = None  # the recipe block it was read by; Medusa-2 loads the whole model with it
 
     @property
     def hidden_size(self) -> int:
@@ -130,7 +131,7 @@ def read_target(cfg: Target) -> TargetParts:
     norm.requires_grad_(False)
     if embed_tokens.shape[1] != config.hidden_size:
         raise TargetError(f"{path}: {embed_name} is {tuple(embed_tokens.shape)} but config.json says hidden_size={config.hidden_size}")
-    return TargetParts(path, config, embed_tokens, lm_head, bias, norm, target_fingerprint(path))
+    return TargetParts(path, config, embed_tokens, lm_head, bias, norm, target_fingerprint(path), cfg)
 
 
 def load_target_model(cfg: Target) -> PreTrainedModel:

@@ -182,7 +182,11 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
         log.say(f"trained {run.progress.step} steps in {seconds}; checkpoint {saved}; peak memory {memory:.2f} GiB")
         if accelerator.is_main_process:
             figures = run.progress.state_dict() | {"validation": result, "held_out": bool(held_out), "peak_gib": memory}
-            export_head(recipe, accelerator.unwrap_model(objective).head, target, source, figures, recipe.export_dir)
+            module = accelerator.unwrap_model(objective)
+            if hasattr(module, "export"):  # a method that trains the target itself
+                module.export(recipe, source, figures, recipe.export_dir)
+            else:
+                export_head(recipe, module.head, target, source, figures, recipe.export_dir)
             log.say(f"exported to {recipe.export_dir}\nnext: python -m eval {recipe_path}")
         accelerator.wait_for_everyone()
         accelerator.end_training()
@@ -196,7 +200,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
     """Steps until the length is reached or a stop is asked for; returns the last validation."""
     cfg, progress, sampler, source = run.recipe.train, run.progress, run.sampler, run.source
     result = run.check() if run.done() == 0 or run.done() >= 1 else {}
-    position = sampler.state_dict()
+    position, module = sampler.state_dict(), run.accelerator.unwrap_model(run.objective)
     with ThreadPoolExecutor(1) as pool:
         # One step is read ahead; what a checkpoint holds is the position after the step just taken.
         pending = pool.submit(run.next_step)
@@ -205,6 +209,8 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
             rows, position, batches = pending.result()
             pending = pool.submit(run.next_step)
             lr = learning_rate(cfg, run.done())
+            if hasattr(module, "progress"):  # an objective with a schedule of its own
+                module.progress = run.done()
             where = f"step {progress.step}, rank {run.accelerator.process_index}, rows {rows[:8]}"
             sums, grad_norm = take_step(run.objective, run.optimizer, run.accelerator, batches, lr, cfg.clip_norm, where)
             seconds = time.perf_counter() - began
@@ -233,7 +239,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
 def _say_start(run: Run, head: nn.Module, train_rows: Any) -> None:
     """What is about to be trained on what."""
     recipe, source, cfg = run.recipe, run.source, run.recipe.train
-    trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in run.objective.parameters() if p.requires_grad)
     tokens, supervised = int(source.lengths[train_rows].sum()), int(source.supervised[train_rows].sum())
     length = f"{run.total_steps} steps" if run.total_steps else f"{cfg.max_minutes:g} minutes"
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
