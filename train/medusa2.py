@@ -1,0 +1,227 @@
+"""Train Medusa-2: the heads and the target together.
+
+    accelerate launch train/medusa2.py recipes/smollm2-135m/medusa2.yaml [train.max_steps=200 …]
+
+The objective (arXiv 2401.10774 §2.2.2; METHODS §1.3): L = L_target + λ0 s(t) Σ_i head_decay ** (i + 1) L_i. The heads eat the
+states of the target as it is adapted (LoRA, or all weights), so their gradient reaches it; L_target keeps it where it was:
+KL from the un-adapted target, whose states are the stored ones, or cross-entropy on the answer's tokens. s is a schedule
+over the run. The heads learn faster (`head_lr_multiplier`) and may learn alone at first (`head_warmup`).
+
+Export: the adapted target, adapters merged, beside the heads (`exports/NAME-target`), and how far it moved on held-out rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+from data_prep.extract import plan_batches
+from heads import shift
+from heads.medusa import MedusaHead
+from heads.target import TargetParts, TensorFiles, load_target_model, read_target
+from recipes.errors import ExportError, RecipeError, TargetError
+from recipes.methods import Medusa2Objective as Medusa2Block
+from recipes.schema import Recipe
+from train.export import export_head
+from train.inside_target import write_inside_target
+from train.losses import Teacher, head_loss
+from train.medusa import heads_loss
+from train.objective import Output
+from train.packing import Batch, collate, fixed_batches
+
+FORWARD_TOKENS = 1024  # tokens (pads included) in one forward pass of the target; rows of similar length go together
+
+
+class Medusa2Objective(nn.Module):
+    """Loss of the target itself plus the weighted loss of the heads on its adapted states."""
+
+    teacher_rows: Tensor  # [V, H] the un-adapted target's LM head
+
+    def __init__(self, head: MedusaHead, target: TargetParts, objective: Medusa2Block):
+        super().__init__()
+        if target.source is None:
+            raise TargetError(
+                f"Medusa-2 trains {target.path} itself, and these parts do not say how to load it; make them with read_target"
+            )
+        self.head, self.objective, self.teacher_parts = head, objective, target
+        self.logit_scale = target.logit_scale()
+        self.lr_scales = {"head.": objective.head_lr_multiplier}
+        self.progress = 0.0  # share of the run that is behind; the loop sets it
+        self.model = load_target_model(target.source)
+        adapt(self.model, objective)
+        self.register_buffer("teacher_rows", target.lm_head, persistent=False)
+        # What does not learn is in no checkpoint: it is read from the target again.
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        self.frozen = {f"model.{name}" for name, parameter in parameters if not parameter.requires_grad}
+        self.register_state_dict_post_hook(_drop_frozen)
+        self.register_load_state_dict_post_hook(_expect_no_frozen)
+
+    def forward(self, batch: Batch) -> Output:
+        cfg = self.objective
+        alone = self.training and self.progress < cfg.head_warmup
+        with torch.no_grad() if alone else nullcontext():
+            states = self.adapted_states(batch)
+        heads = heads_loss(self.head, states, batch, self.teacher_rows, self.teacher_parts, cfg)
+        weight = cfg.heads_weight * (1.0 if alone else heads_schedule(cfg, self.progress))
+        if alone:  # every trained parameter takes part in every step, as several processes need it
+            target_loss = sum((p.flatten()[:1] * 0).sum() for p in self.model.parameters() if p.requires_grad)
+        else:
+            target_loss = self.target_loss(states, batch, {"distill": "kl", "ce": "ce"}[cfg.target_loss])[0].loss_sum
+        return Output(target_loss + weight * heads.loss_sum, heads.depth_loss, heads.depth_correct, heads.depth_count, heads.hits)
+
+    def adapted_states(self, batch: Batch) -> Tensor:
+        """[N, H] post-norm states of the adapted target; padded on the right, where a causal model never looks."""
+        lengths = torch.unique_consecutive(batch.document, return_counts=True)[1].tolist()
+        rows = batch.input_ids.split(lengths)
+        states: list[Tensor | None] = [None] * len(rows)
+        for members in plan_batches(lengths, FORWARD_TOKENS):
+            ids = pad_sequence([rows[i] for i in members], batch_first=True)
+            output = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            for i, state in zip(members, output, strict=True):
+                states[i] = state[: lengths[i]]
+        return torch.cat([state for state in states if state is not None])
+
+    def lm_head(self) -> Tensor:
+        """[V, H] the adapted target's LM head."""
+        lm_head = self.model.get_output_embeddings()
+        assert lm_head is not None
+        return lm_head.weight
+
+    def target_loss(self, states: Tensor, batch: Batch, kind: str) -> tuple[Any, int]:
+        """Loss of the target's own next-token prediction, summed over supervised labels x[t + 1], and their count.
+
+        Args:
+            states: [N, H] adapted states. kind: "kl" from the un-adapted target (on the batch's stored states), or "ce".
+        """
+        row = shift.next_weight(batch.loss_mask, batch.document).nonzero()[:, 0]
+        teacher = Teacher(batch.last_hidden[row], self.teacher_rows, self.teacher_parts)
+        lm_head = self.lm_head()
+        place, labels = torch.arange(len(row), device=row.device), shift.next_tokens(batch.input_ids)[row]
+        ones = torch.ones(len(row), device=row.device)
+        return head_loss(states[row] * self.logit_scale, lm_head, teacher, place, ones, labels, kind), len(row)
+
+    # ---- export -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def movement(self, source: Any, rows: list[int], tokens: int) -> dict[str, float]:
+        """How far the target moved on `rows`, a supervised token: KL, cross-entropy before and after, equal top-1 share."""
+        was_training, device = self.training, self.teacher_rows.device
+        self.eval()
+        kl = before = after = same = count = 0.0
+        for picked in fixed_batches(rows, lambda row: int(source.lengths[row]), tokens):
+            batch = collate(source.read_rows(picked, []), [], source.manifest.hidden_size).to(device)
+            states, original = self.adapted_states(batch), batch.last_hidden.to(self.teacher_rows.dtype)
+            result, labels = self.target_loss(states, batch, "kl")
+            kl, count = kl + float(result.loss.sum()), count + labels
+            after += float(self.target_loss(states, batch, "ce")[0].loss.sum())
+            row = shift.next_weight(batch.loss_mask, batch.document).nonzero()[:, 0]
+            for part in row.split(256):
+                logits = original[part] @ self.teacher_rows.T * self.logit_scale
+                before += float(nn.functional.cross_entropy(logits, shift.next_tokens(batch.input_ids)[part], reduction="sum"))
+                adapted = states[part] @ self.lm_head().T
+                same += float((logits.argmax(-1) == adapted.argmax(-1)).sum())
+        self.train(was_training)
+        n = max(count, 1.0)
+        return {"tokens": count, "kl": kl / n, "cross_entropy_before": before / n, "cross_entropy_after": after / n, "same_top1": same / n}
+
+    def export(self, recipe: Recipe, source: Any, figures: dict, folder: Path) -> None:
+        """Write the adapted target to `folder`-target and the heads, made for it, to `folder`.
+
+        Raises:
+            ExportError: the merged target predicts other tokens than the adapted one.
+        """
+        rows = source.validation.nonzero()[:, 0].tolist() or list(range(min(64, len(source.lengths))))
+        figures = figures | {"target_moved": self.movement(source, rows, recipe.train.micro_batch_tokens)}
+        adapted = folder.with_name(f"{folder.name}-target")
+        self.write_target(adapted)
+        self.check_target(adapted, source)
+        cfg = recipe.target.model_copy(update={"path": str(adapted), "revision": None})
+        export_head(recipe.model_copy(update={"target": cfg}), self.head, read_target(cfg), source, figures, folder)
+
+    def write_target(self, folder: Path) -> None:
+        """The target with its adapters merged, as a folder that transformers and vLLM load."""
+        origin = self.teacher_parts.path
+        files = TensorFiles(origin)
+        changed = {files.find(name): tensor.cpu() for name, tensor in merged(self.model).items()}
+        tensors = {name: tensor for name, tensor in changed.items() if name is not None}  # a tied LM head is in no file
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            digest.update(name.encode() + tensors[name].float().numpy().tobytes())
+        config = json.loads((origin / "config.json").read_text()) | {"headstart_adapted": digest.hexdigest()[:16]}
+        partial = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_inside_target(origin, partial, tensors, config)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+    @torch.no_grad()
+    def check_target(self, folder: Path, source: Any) -> None:
+        """Raises ExportError where the written target does not predict what the adapted one does on the store's first row."""
+        self.eval()
+        ids = source.read(0, []).input_ids[None]
+        written = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype).eval()(ids).logits[0]
+        agreement = (written.argmax(-1) == self.model(ids.to(self.model.device)).logits[0].cpu().argmax(-1)).float().mean().item()
+        if agreement < (1.0 if self.model.dtype == torch.float32 else 0.98):
+            raise ExportError(f"{folder}: the merged target agrees with the adapted one at {agreement:.1%} of the first row's positions")
+
+
+def heads_schedule(cfg: Medusa2Block, done: float) -> float:
+    """s(t): the share of `heads_weight` that applies when a share `done` of the run is behind (METHODS §1.3)."""
+    return {"constant": 1.0, "linear": done, "sine": math.sin(math.pi / 2 * done)}[cfg.heads_schedule]
+
+
+def adapt(model: nn.Module, cfg: Medusa2Block) -> None:
+    """Make of the frozen target what learns: low-rank adapters on its linear layers (not the LM head), or everything.
+
+    Raises:
+        RecipeError: LoRA without the package peft.
+    """
+    if cfg.backbone == "full":
+        model.float().requires_grad_(True)  # master weights; train.precision: bf16 computes in half precision
+        return
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise RecipeError("objective.backbone: lora needs the package peft: pip install peft, or set objective.backbone: full") from None
+    lora = LoraConfig(r=cfg.lora_rank, lora_alpha=cfg.lora_alpha, lora_dropout=cfg.lora_dropout, target_modules="all-linear")  # type: ignore[arg-type]
+    inject_adapter_in_model(lora, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+@torch.no_grad()
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """The adapted weights under the target's own parameter names: W + B A * alpha / r of every adapted layer, or all that learn."""
+    tensors = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):  # peft's LoRA layer
+            weight = module.get_base_layer().weight  # type: ignore[operator]
+            tensors[f"{name}.weight"] = weight + module.get_delta_weight("default").to(weight.dtype)  # type: ignore[operator]
+    return tensors or {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _drop_frozen(module: Any, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    for name in module.frozen:
+        state.pop(prefix + name, None)
+
+
+def _expect_no_frozen(module: Any, incompatible: Any) -> None:
+    incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if not any(key.endswith(name) for name in module.frozen)]
+
+
+if __name__ == "__main__":
+    from train.loop import main
+
+    main("medusa2", Medusa2Objective)
