@@ -224,6 +224,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
             if progress.step % cfg.log_every == 0 or finished:
                 run.log.step(progress, lr, grad_norm, run.done())
             if progress.step % cfg.eval_every == 0 or finished:
+                pending.result()  # one reader at a time
                 result = run.check()
             if progress.step % cfg.save_every == 0 and not finished:
                 pending.result()  # the reader must not move the sampler while its position is swapped

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
-from train.objective import simulate_chain
-from train.packing import collate, fixed_batches
+from train.objective import Output, simulate_chain
+from train.packing import Batch, collate, fixed_batches
 
 
 @torch.no_grad()
@@ -18,49 +18,60 @@ def validate(
 ) -> dict[str, Any]:
     """Loss, per-depth accuracy and AL~ over `rows`; every rank takes its share of the batches and sums are added up.
 
+    Rows whose answers are the target's greedy ones estimate greedy serving; the others estimate sampling at the
+    temperature they were written with. The two are counted apart.
+
     Returns:
-        {"loss": per supervised position of depth 0, "accuracy": [K] conditional on nothing (teacher-forced),
+        {"loss": per supervised position of depth 0, "accuracy": [K] teacher-forced, unconditional,
         "al": {k: AL~ of a greedy chain of k, bonus token included}, "rounds": {k: rounds behind it},
-        "per_position": {k: unconditional acceptance at each drafted position}}
+        "per_position": {k: unconditional acceptance at each drafted position}}, these three over greedy answers, or over
+        all where none is greedy; "al_sampled": {k: AL~} over sampled answers, where there are both.
     """
     module = accelerator.unwrap_model(objective)
     was_training = module.training
     module.eval()
-    sums, per_k = None, None
-    batches = list(fixed_batches(rows, lambda row: int(source.lengths[row]), tokens))
-    for index in range(
-        accelerator.process_index, -(-len(batches) // accelerator.num_processes) * accelerator.num_processes, accelerator.num_processes
-    ):
-        picked = batches[index] if index < len(batches) else []
-        batch = collate(source.read_rows(picked, layers), layers, source.manifest.hidden_size).to(accelerator.device)
-        with accelerator.autocast():
-            out = module(batch)
-        K = len(out.hits)
-        sums = out.sums() if sums is None else sums + out.sums()
-        per_k = (
-            torch.zeros(K, K + 1, dtype=torch.double, device=accelerator.device) if per_k is None else per_k
-        )  # [k-1]: rounds, then accepted at each position
-        if picked:
-            for k in range(1, K + 1):
-                for span in simulate_chain(out.hits, batch.loss_mask, batch.document, k):
-                    per_k[k - 1, 0] += len(span)
-                    for position in range(k):
-                        per_k[k - 1, 1 + position] += sum(accepted > position for accepted in span)
+    sums: Tensor | None = None
+    counted: dict[bool, Tensor] = {}
+    for kind in (True, False):
+        group = [row for row in rows if bool(source.greedy[row]) == kind]
+        batches = list(fixed_batches(group, lambda row: int(source.lengths[row]), tokens))
+        ranks, rank = accelerator.num_processes, accelerator.process_index
+        for index in range(rank, -(-len(batches) // ranks) * ranks, ranks):
+            picked = batches[index] if index < len(batches) else []
+            batch = collate(source.read_rows(picked, layers), layers, source.manifest.hidden_size).to(accelerator.device)
+            with accelerator.autocast():
+                out = module(batch)
+            sums = out.sums() if sums is None else sums + out.sums()
+            counted[kind] = counted.get(kind, 0) + count_rounds(out, batch)
     module.train(was_training)
-    if sums is None or per_k is None:
-        return {}
-    sums, per_k = accelerator.reduce(sums, "sum"), accelerator.reduce(per_k, "sum")
-    loss, correct, count = sums.tolist()  # type: ignore[union-attr]
-    result: dict[str, Any] = {
+    assert sums is not None, "called with at least one row"
+    loss, correct, count = accelerator.reduce(sums, "sum").tolist()  # type: ignore[union-attr]
+    chains = {kind: chain_figures(accelerator.reduce(counts, "sum")) for kind, counts in sorted(counted.items(), reverse=True)}  # type: ignore[arg-type]
+    first, *others = chains.values()
+    return {
         "loss": loss[0] / max(count[0], 1),
         "accuracy": [c / max(n, 1) for c, n in zip(correct, count, strict=True)],
-        "al": {},
-        "rounds": {},
-        "per_position": {},
+        **first,
+        **({"al_sampled": others[0]["al"]} if others else {}),
     }
-    for k, (rounds, *accepted) in enumerate(per_k.tolist(), start=1):  # type: ignore[union-attr]
+
+
+def count_rounds(out: Output, batch: Batch) -> Tensor:
+    """[K, 1 + K]: for chains of k = 1..K, the rounds, then how many of them accepted the draft at each position."""
+    K = len(out.hits)
+    counts = torch.zeros(K, 1 + K, dtype=torch.double, device=out.hits.device)
+    for k in range(1, K + 1):
+        rounds = [accepted for span in simulate_chain(out.hits, batch.loss_mask, batch.document, k) for accepted in span]
+        counts[k - 1, 0] = len(rounds)
+        for position in range(k):
+            counts[k - 1, 1 + position] = sum(accepted > position for accepted in rounds)
+    return counts
+
+
+def chain_figures(counts: Tensor) -> dict[str, dict[int, Any]]:
+    """`count_rounds` as AL~, rounds, and unconditional acceptance per position, for every k (AL~ = 1 + sum of the rates)."""
+    figures: dict[str, dict[int, Any]] = {"al": {}, "rounds": {}, "per_position": {}}
+    for k, (rounds, *accepted) in enumerate(counts.tolist(), start=1):
         rates = [a / rounds for a in accepted[:k]] if rounds else []
-        result["al"][k] = 1 + sum(rates)
-        result["rounds"][k] = int(rounds)
-        result["per_position"][k] = rates
-    return result
+        figures["al"][k], figures["rounds"][k], figures["per_position"][k] = 1 + sum(rates), int(rounds), rates
+    return figures
