@@ -62,7 +62,7 @@ def plan_batches(lengths: list[int], batch_tokens: int, equal_lengths: bool = Fa
     """Group rows of similar length, longest first, so that B × T stays within `batch_tokens` (a longer row stands alone).
 
     >>> plan_batches([3, 9, 4, 8], batch_tokens=16)
-    [[1], [3], [2, 0]]
+    [[1], [3, 2], [0]]
     """
     batches: list[list[int]] = []
     width = 0
