@@ -55,8 +55,8 @@ class Eagle3Head(AutoregressiveHead):
     block: Eagle3Block
 
     def __init__(self, block: Eagle3Block, target: TargetParts, vocab: DraftVocab):
-        changes = {"intermediate_size": block.intermediate_size} if block.intermediate_size else {}
-        config = draft_llama_config(target.config, block.num_layers, **changes)
+        own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
+        config = draft_llama_config(target.config, block.num_layers, **{key: value for key, value in own.items() if value is not None})
         layers: list[DraftLayer] = [Eagle3Layer(config, i == 0, block.norm_before_residual) for i in range(block.num_layers)]
         super().__init__(block, target, vocab, config, layers)
         self.aux_layers = block.feature_layers(target.num_layers)
@@ -70,11 +70,10 @@ class Eagle3Head(AutoregressiveHead):
 
     @torch.no_grad()
     def reset(self, target: TargetParts) -> None:
-        """Initial weights: projections as Llama's; LM head and final norm the target's own, so that its directions mean tokens from the start."""
+        """Initial weights: projections as Llama's, norms at one, the LM head the target's own rows."""
         self.reset_projections()
         if not target.lm_head.is_meta:
             self.lm_head.weight.copy_(target.lm_head[self.vocab.ids])
-            self.norm.weight.copy_(target.norm_weight())
         self.lm_head.requires_grad_(self.block.train_lm_head)
 
     # ---- what is EAGLE-3 about drafting (the rest: heads/autoregressive.py) ------------------------------------
@@ -105,7 +104,11 @@ class Eagle3Head(AutoregressiveHead):
             "target_hidden_size": self.config.hidden_size,
             "num_aux_hidden_states": len(self.aux_layers),
             "eagle_aux_hidden_state_layer_ids": self.aux_layers,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": self.aux_layers, "use_aux_hidden_state": True, "norm_before_fc": self.block.norm_before_fc},
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": self.aux_layers,
+                "use_aux_hidden_state": True,
+                "norm_before_fc": self.block.norm_before_fc,
+            },
             "norm_before_residual": self.block.norm_before_residual,
             "norm_before_fc": self.block.norm_before_fc,
             "fc_norm": self.block.fc_norm,
@@ -133,7 +136,8 @@ class Eagle3Head(AutoregressiveHead):
         tensors = rename_tensors(tensors, lambda name: name.replace("midlayer.", "layers.0."))
         own = self.state_dict()
         unused = {f"layers.{number}.hidden_norm.weight" for number in range(1, len(self.layers))}
-        copy_tensors({k: v for k, v in own.items() if k != "lm_head.weight"}, tensors, {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"} | unused)
+        beside = {"lm_head.weight", "embed_tokens.weight", "d2t", "t2d"}
+        copy_tensors({k: v for k, v in own.items() if k != "lm_head.weight"}, tensors, beside | unused)
         offsets = tensors.get("d2t")
         theirs = torch.arange(self.vocab.size) if offsets is None else offsets.long() + torch.arange(len(offsets))
         if "lm_head.weight" in tensors:
@@ -145,14 +149,14 @@ class Eagle3Head(AutoregressiveHead):
     @staticmethod
     def served_shapes(config: dict) -> dict[str, tuple[int, ...]]:
         """Every tensor that must exist for a config.json, with its shape: vLLM itself does not notice a missing one."""
-        H, I, V, D = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size"))
+        H, M, V, D = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size"))
         q, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
         width = config["num_aux_hidden_states"] * config["target_hidden_size"]
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, width), "norm.weight": (H,), "lm_head.weight": (D, H)}
         for number in range(config["num_hidden_layers"]):
             enter = 2 * H if number == 0 else H
-            layer = {"self_attn.q_proj": (q, enter), "self_attn.k_proj": (kv, enter), "self_attn.v_proj": (kv, enter), "self_attn.o_proj": (H, q)}
-            layer |= {"mlp.gate_proj": (I, H), "mlp.up_proj": (I, H), "mlp.down_proj": (H, I)}
+            layer = {f"self_attn.{name}_proj": (size, enter) for name, size in (("q", q), ("k", kv), ("v", kv))}
+            layer |= {"self_attn.o_proj": (H, q), "mlp.gate_proj": (M, H), "mlp.up_proj": (M, H), "mlp.down_proj": (H, M)}
             layer |= {norm: (H,) for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm")}
             shapes |= {f"layers.{number}.{name}.weight": shape for name, shape in layer.items()}
         if config["norm_before_fc"]:
