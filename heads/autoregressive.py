@@ -151,7 +151,7 @@ class AutoregressiveHead(nn.Module):
 
         Args:
             feature: [n, H] fused features, or fed-back states. tokens: [n] eaten. positions: [n].
-            visible: [n, n] bool, who sees whom among the new entries (a tree); None is causal.
+            visible: [n, w] bool, w >= n, which of the last w entries each new one sees (a tree); None is causal.
 
         Returns:
             [n, H] states.

@@ -53,8 +53,8 @@ class Eagle1Head(AutoregressiveHead):
     def __init__(self, block: Eagle1Block, target: TargetParts, vocab: DraftVocab):
         if not vocab.full:
             raise RecipeError(f"EAGLE-1 drafts over all {vocab.size} tokens of its target; this draft vocabulary has {len(vocab.ids)}")
-        changes = {"intermediate_size": block.intermediate_size} if block.intermediate_size else {}
-        config = draft_llama_config(target.config, block.num_layers, **changes)
+        own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
+        config = draft_llama_config(target.config, block.num_layers, **{key: value for key, value in own.items() if value is not None})
         layers: list[DraftLayer] = [Eagle1Layer(config, i == 0) for i in range(block.num_layers)]
         super().__init__(block, target, vocab, config, layers)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,7 @@ from recipes.errors import ExportError
 from recipes.schema import Recipe, parse_recipe
 
 META_FILE = "headstart.json"
+PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")  # how published drafts come where not as safetensors
 
 
 def read_meta(folder: Path) -> dict:
@@ -42,15 +44,28 @@ def read_config(folder: Path) -> dict:
 
 
 def read_tensors(folder: Path, only: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Tensors of a folder's safetensors files, all or `only` these; a published `pytorch_model.bin` is read with weights_only."""
+    """Tensors of a folder's safetensors files, all or `only` these; without such files, of a published pickle (weights_only).
+
+    Raises:
+        ExportError: no weight file, a tensor that lies in two files, or a pickle that holds more than tensors.
+    """
     tensors: dict[str, Tensor] = {}
+    origin: dict[str, str] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
-            tensors |= {name: f.get_tensor(name) for name in f.keys() if only is None or name in only}  # noqa: SIM118 (not a dictionary)
-    if not tensors and (file := folder / "pytorch_model.bin").is_file():
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+            for name in f.keys():  # noqa: SIM118 (not a dictionary)
+                if only is None or name in only:
+                    if name in origin:
+                        raise ExportError(f"{folder}: {name} is in {origin[name]} and in {file.name}; remove the file that is not meant")
+                    tensors[name], origin[name] = f.get_tensor(name), file.name
+    pickles = [folder / name for name in PICKLES if (folder / name).is_file()]
+    if not tensors and pickles:
+        try:
+            tensors = torch.load(pickles[0], map_location="cpu", weights_only=True)
+        except UnpicklingError as error:
+            raise ExportError(f"{pickles[0]} is not a plain file of tensors and is not loaded: {str(error).splitlines()[0]}") from None
     if not tensors:
-        raise ExportError(f"{folder} holds neither *.safetensors nor pytorch_model.bin")
+        raise ExportError(f"{folder} holds neither *.safetensors nor {' nor '.join(PICKLES)}")
     return tensors
 
 
@@ -136,6 +151,14 @@ def load_exported_head(folder: Path, target: TargetParts) -> tuple[nn.Module, Re
     check_served(shapes, tensors, folder)
     head.load_served(tensors)
     return head.eval(), recipe
+
+
+def with_own_target(recipe: Recipe) -> Recipe:
+    """The recipe with the target that its export was made for: Medusa-2 exports an adapted one beside the heads."""
+    if recipe.method != "medusa2" or not (recipe.export_dir / META_FILE).is_file():
+        return recipe
+    path = read_meta(recipe.export_dir)["target"]["path"]
+    return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": path, "revision": None})})
 
 
 def check_target(meta: dict, target: TargetParts, folder: Path) -> None:

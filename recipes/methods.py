@@ -6,7 +6,7 @@ convention of the project (DESIGN §4): layer i is the residual stream after i d
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -93,6 +93,7 @@ class Eagle3Head(HeadBlock):
     norm_before_fc: bool = False  # one RMSNorm over the concatenated features
     fc_norm: bool = False  # one RMSNorm per tapped layer, before fc (EAGLE-3.1)
     norm_output: bool = False  # feed back the post-norm state instead of the raw one (EAGLE-3.1)
+    rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
     def feature_layers(self, num_target_layers: int) -> list[int]:
         if self.aux_layers == "auto":
@@ -176,6 +177,7 @@ class Eagle1Head(HeadBlock):
 
     num_layers: PositiveInt = 1
     intermediate_size: PositiveInt | None = None  # None: the target's
+    rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
 
 class Eagle1Objective(Block):

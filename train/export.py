@@ -25,7 +25,7 @@ from torch import nn
 
 from data_prep.store import FeatureStore
 from heads import LAST_HIDDEN, head_class
-from heads.exported import META_FILE, check_served, load_exported_head, read_config, read_tensors, served_vocab
+from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
 from heads.target import DTYPES, TargetParts, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
@@ -94,6 +94,7 @@ def compare(head: nn.Module, other: nn.Module, source: Any, layers: list[int], r
     """Share of equal drafts of two heads on stored rows, drafting `depth` tokens at a few positions of each."""
     equal = total = 0
     device = next(head.parameters()).device
+    depth = min(depth, head.block.max_depth or depth)  # type: ignore[union-attr]
     picked = source.supervised.nonzero()[:rows, 0].tolist()
     for number in picked:
         row = source.read(number, layers)
@@ -152,19 +153,15 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
     )
     if missing or unexpected:
         raise ExportError(f"{folder}: checkpoint does not fit the head; missing {missing}, unexpected {unexpected}")
-    return export_head(recipe, head, target, source, {"checkpoint": folder.name}, output or recipe.export_dir)
+    figures, output = {"checkpoint": folder.name}, output or recipe.export_dir
+    if recipe.method == "medusa2":
+        from train.medusa2 import Medusa2Objective
 
-
-def convert(published: Path, recipe: Recipe, output: Path | None) -> Path:
-    """A published draft in our export layout, so that it can be measured and fine-tuned like ours."""
-    target = read_target(recipe.target)
-    tensors, config = read_tensors(published), read_config(published)
-    cls = head_class(recipe.method)
-    head = cls(recipe.head, target, served_vocab(tensors, target.vocab_size))
-    head.load_served(tensors)
-    source = FeatureStore.open(recipe.features.dir, recipe)
-    figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
-    return export_head(recipe, head, target, source, figures, output or recipe.export_dir)
+        objective = Medusa2Objective(head, target, recipe.objective)  # type: ignore[arg-type]
+        objective.load_state_dict(saved)
+        objective.export(recipe, source, figures, output)
+        return output
+    return export_head(recipe, head, target, source, figures, output)
 
 
 def _version(package: str) -> str | None:
@@ -213,6 +210,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.published:
             if not args.recipe:
                 raise ExportError("--from needs --recipe RECIPE: which target and head shape the published draft is for")
+            from train.convert import convert
+
             folder = convert(args.published, load_recipe(args.recipe), args.output)
         elif args.run_dir:
             folder = export_run(args.run_dir, args.step, args.output)

@@ -1,0 +1,70 @@
+"""A published draft in our export layout, so that it can be measured and fine-tuned like ours.
+
+    python -m train.export --from FOLDER --recipe RECIPE [--output DIR]
+
+EAGLE-1 and EAGLE-3 (`fc`, `layers.0` or `midlayer`, d2t/t2d), Medusa legacy and new (`medusa_lm_head.pt`): the names are read
+by the heads' `load_served` (METHODS §14). The folder that comes out is also what `head.init_from` takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from data_prep.store import RowFeatures
+from heads import head_class
+from heads.exported import read_config, read_tensors, served_vocab
+from heads.target import TargetParts, read_target
+from recipes.errors import ExportError
+from recipes.schema import Recipe
+from train.export import export_head
+
+DIMENSIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "hidden_act")
+
+
+def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path:
+    """Write the export of a published draft for the recipe's target.
+
+    A draft keeps the rotary embedding that its config.json describes, for it was trained with that one (METHODS §15.16).
+
+    Raises:
+        ExportError: config.json disagrees with the head that the recipe describes, or a tensor is missing, unknown or there twice.
+    """
+    target = read_target(recipe.target)
+    tensors, config = read_tensors(published), read_config(published)
+    block = recipe.head
+    if hasattr(block, "rope"):
+        theirs = LlamaConfig(**config)
+        block = block.model_copy(update={"rope": theirs.rope_parameters})
+    head = head_class(recipe.method)(block, target, served_vocab(tensors, target.vocab_size))
+    ours = head.served_config()
+    for key in DIMENSIONS:
+        if key in config and key in ours and config[key] != ours[key]:
+            raise ExportError(
+                f"{published / 'config.json'} says {key}={config[key]!r}, the recipe's head for this target has {ours[key]!r}"
+            )
+    head.load_served(tensors)
+    figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
+    recipe = recipe.model_copy(update={"head": block})
+    return export_head(recipe, head, target, RandomRows(target), figures, output or recipe.export_dir)
+
+
+class RandomRows:
+    """Rows of random tokens and states in place of a feature store: enough to compare an export with the head it was made of."""
+
+    def __init__(self, target: TargetParts, rows: int = 2, length: int = 24):
+        self.target, self.length = target, length
+        self.supervised = torch.full((rows,), length)
+
+    def read(self, row: int, layers: list[int]) -> RowFeatures:
+        """Row number `row`, the same each time."""
+        generator = torch.Generator().manual_seed(row)
+
+        def states() -> Tensor:
+            return torch.randn(self.length, self.target.hidden_size, generator=generator)
+
+        ids = torch.randint(self.target.vocab_size, (self.length,), generator=generator)
+        return RowFeatures(ids, torch.ones(self.length, dtype=torch.bool), {layer: states() for layer in layers}, states())
