@@ -13,9 +13,10 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from heads import head_class
+from heads.protocol import Head
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
@@ -130,7 +131,7 @@ def served_vocab(tensors: dict[str, Tensor], vocab_size: int) -> DraftVocab:
     return DraftVocab(offsets + torch.arange(len(offsets)), vocab_size)
 
 
-def load_exported_head(folder: Path, target: TargetParts) -> tuple[nn.Module, Recipe]:
+def load_exported_head(folder: Path, target: TargetParts) -> tuple[Head, Recipe]:
     """Rebuild a head from its export, through the served names and nothing else.
 
     Returns:

@@ -115,6 +115,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, input_size: int):
         super().__init__()
+        assert config.num_key_value_heads is not None and config.head_dim is not None, "draft_llama_config sets both"
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         bias = config.attention_bias
         self.q_proj = nn.Linear(input_size, self.heads * self.head_dim, bias=bias)

@@ -10,7 +10,7 @@ with the target's distribution at the position it drafts.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heads import shift
 from heads.eagle3 import Eagle3Head
@@ -24,6 +24,9 @@ from train.packing import Batch
 
 class Eagle3Objective(nn.Module):
     """Sum over depths i of step_decay**i times the loss of depth i."""
+
+    teacher_rows: Tensor  # [D, H], the target's LM head at the draft vocabulary
+    to_draft: Tensor  # int64 [V]
 
     def __init__(self, head: Eagle3Head, target: TargetParts, objective: DistributionObjective):
         super().__init__()

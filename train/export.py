@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from data_prep.store import FeatureStore
 from heads import LAST_HIDDEN, head_class
 from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
+from heads.protocol import Head
 from heads.target import DTYPES, TargetParts, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
@@ -34,7 +34,7 @@ from train import checkpoint
 from train.inside_target import prove_same_logits, write_inside_target
 
 
-def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: Any, figures: dict, folder: Path) -> Path:
+def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, figures: dict, folder: Path) -> Path:
     """Write the served form of `head` and check it against `head` itself on stored features.
 
     Raises:
@@ -70,7 +70,7 @@ def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: An
         "layers": recipe.head.feature_layers(target.num_layers),
         "trained_max_length": recipe.data.max_length,
         "speculative_config": head.speculative_config(),
-        "llm_kwargs": head.llm_kwargs() if hasattr(head, "llm_kwargs") else {},
+        "llm_kwargs": getattr(head, "llm_kwargs", dict)(),
         "training": figures,
         "versions": {name: _version(name) for name in ("headstart", "torch", "transformers")},
         "date": date.today().isoformat(),
@@ -90,7 +90,7 @@ def export_head(recipe: Recipe, head: nn.Module, target: TargetParts, source: An
 
 
 @torch.no_grad()
-def compare(head: nn.Module, other: nn.Module, source: Any, layers: list[int], rows: int = 2, depth: int = 3) -> float:
+def compare(head: Head, other: Head, source: Any, layers: list[int], rows: int = 2, depth: int = 3) -> float:
     """Share of equal drafts of two heads on stored rows, drafting `depth` tokens at a few positions of each."""
     equal = total = 0
     device = next(head.parameters()).device
@@ -119,7 +119,7 @@ def compare(head: nn.Module, other: nn.Module, source: Any, layers: list[int], r
     return equal / max(total, 1)
 
 
-def load_export_into(head: nn.Module, folder: Path) -> None:
+def load_export_into(head: Head, folder: Path) -> None:
     """Start a head from an export of ours or a published draft (`head.init_from`).
 
     Rows of the draft LM head are matched by target token; tokens the other draft lacks keep the target's rows.

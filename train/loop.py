@@ -21,6 +21,7 @@ from torch import nn
 
 from data_prep.store import FeatureStore
 from heads import head_class
+from heads.protocol import Head
 from heads.target import TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import FeatureError, HeadstartError
@@ -110,7 +111,7 @@ def open_source(recipe: Recipe) -> Any:
     return OnlineFeatures(store, recipe)
 
 
-def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> nn.Module:
+def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> Head:
     """The recipe's head with its draft vocabulary, started from `head.init_from` where given."""
     size = getattr(recipe.head, "draft_vocab_size", None)
     vocab = build_draft_vocab(store.token_counts, size, load_tokenizer(recipe.target).all_special_ids)
@@ -237,7 +238,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
     return result
 
 
-def _say_start(run: Run, head: nn.Module, train_rows: Any) -> None:
+def _say_start(run: Run, head: Head, train_rows: Any) -> None:
     """What is about to be trained on what."""
     recipe, source, cfg = run.recipe, run.source, run.recipe.train
     trained = sum(p.numel() for p in run.objective.parameters() if p.requires_grad)
