@@ -74,7 +74,27 @@ class Eagle3Head(AutoregressiveHead):
         self.reset_projections()
         if not target.lm_head.is_meta:
             self.lm_head.weight.copy_(target.lm_head[self.vocab.ids])
+            if self.block.init_layer == "target":
+                self._start_as_last_block(target)
         self.lm_head.requires_grad_(self.block.train_lm_head)
+
+    def _start_as_last_block(self, target: TargetParts) -> None:
+        """Start where the target ends: fc passes the highest tapped layer, the first layer is the target's last block.
+
+        Attention reads the feature as that block reads its input; what it reads of the embedding stays at its random start.
+        Tensors that the block lacks, or that have another shape there, keep their random start.
+        """
+        block, layer, H = target.decoder_block(target.num_layers - 1), self.layers[0], target.hidden_size
+        self.fc.weight.zero_()
+        self.fc.weight[:, -H:] = torch.eye(H)
+        for name, own in layer.named_parameters():
+            theirs = block.get(name.replace("hidden_norm", "input_layernorm") if "hidden_norm" in name else name)
+            if theirs is None or name.startswith("input_layernorm"):  # that one norms the embedding here
+                continue
+            if theirs.shape == own.shape:
+                own.copy_(theirs)
+            elif theirs.shape == own[:, H:].shape:  # q, k, v: the embedding's half stays
+                own[:, H:] = theirs
 
     # ---- what is EAGLE-3 about drafting (the rest: heads/autoregressive.py) ------------------------------------
 

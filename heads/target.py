@@ -61,6 +61,11 @@ class TargetParts:
     def vocab_size(self) -> int:
         return self.lm_head.shape[0]
 
+    def decoder_block(self, number: int) -> dict[str, Tensor]:
+        """Tensors of one decoder block by their names inside it (`self_attn.q_proj.weight`, …), read from the files (float32)."""
+        files, mark = TensorFiles(self.path), f"layers.{number}."
+        return {key.split(mark, 1)[1]: files.get(key) for key in files.where if mark in key and "vis" not in key.split(mark, 1)[0]}
+
     def logits(self, last_hidden: Tensor, rows: Tensor | None = None) -> Tensor:
         """Logits [N, V] (or [N, len(rows)] of these vocabulary ids) of post-norm states [N, H]."""
         weight, bias = self.lm_head, self.lm_head_bias

@@ -89,6 +89,7 @@ class Eagle3Head(HeadBlock):
     aux_layers: Literal["auto"] | list[int] = "auto"
     intermediate_size: PositiveInt | None = None  # None: the target's
     train_lm_head: bool = True  # false: the LM head stays at the target's rows
+    init_layer: Literal["random", "target"] = "random"  # target: start as the target's last block reading its highest tapped layer
     norm_before_residual: bool = False  # residual = normalised feature instead of the raw one
     norm_before_fc: bool = False  # one RMSNorm over the concatenated features
     fc_norm: bool = False  # one RMSNorm per tapped layer, before fc (EAGLE-3.1)
@@ -328,6 +329,84 @@ class DflashObjective(Block):
         return self
 
 
+class DraftModelHead(HeadBlock):
+    """Independent draft (arXiv 2211.17192): a small causal LM with the target's tokenizer, cut from the target or `init_from` a model.
+
+    With `init_from` (a folder or a Hugging Face id) architecture and weights are that model's.
+    """
+
+    num_layers: PositiveInt | None = None  # cut from the target: how many of its layers are kept
+    keep_layers: Literal["first", "spread"] | list[NonNegativeInt] = "first"  # which: the first ones, evenly spread ones, or these (from 0)
+    train_embeddings: bool = True  # false: embedding and LM head stay as they are (of PARD's, the mask token's row still learns)
+
+    @model_validator(mode="after")
+    def _one_origin(self):
+        if (self.num_layers is None) == (self.init_from is None):
+            raise RecipeError(
+                f"head.num_layers={self.num_layers} and head.init_from={self.init_from}: give one of them, the first for a draft cut from "
+                "the target, the second for one that exists."
+            )
+        if self.keep_layers != type(self).model_fields["keep_layers"].default and self.init_from is not None:
+            raise RecipeError(f"head.keep_layers={self.keep_layers} has no effect with head.init_from={self.init_from}; drop it.")
+        return self
+
+    def kept_layers(self, num_target_layers: int) -> list[int]:
+        """The target's decoder layers (from 0) that the draft is made of.
+
+        >>> DraftModelHead(num_layers=4, keep_layers="spread").kept_layers(30)
+        [0, 10, 19, 29]
+
+        Raises:
+            RecipeError: more layers than the target has, or a list that does not fit.
+        """
+        n, keep = self.num_layers or 0, self.keep_layers
+        if keep == "first":
+            layers = list(range(n))
+        elif keep == "spread":
+            layers = [round(i * (num_target_layers - 1) / max(n - 1, 1)) for i in range(n)]
+        else:
+            layers = sorted(keep)
+        if len(layers) != n or len(set(layers)) != n or layers[-1] >= num_target_layers:
+            raise RecipeError(
+                f"head.keep_layers={keep} with head.num_layers={n} gives layers {layers} of a target that has 0..{num_target_layers - 1}; "
+                f"give {n} distinct ones of those."
+            )
+        return layers
+
+
+class DraftModelObjective(Block):
+    """What a draft model learns from the target's own answers; one pass over a row trains every depth at once."""
+
+    loss: Literal["kl", "ce"] = "kl"  # kl: to the target's distribution; ce: on the answer's token
+    check_depth: PositiveInt = 8  # validation only: AL~ is estimated for chains of up to so many drafted tokens
+
+
+class PardHead(DraftModelHead):
+    """PARD (arXiv 2504.18583; METHODS §7): a draft model that drafts behind mask tokens in one pass; with `aux_layers`, PARD-2."""
+
+    mask_token_id: NonNegativeInt  # a token of the target's vocabulary that no text holds; it stands in every slot but the first
+    unroll_steps: PositiveInt = 8  # slots trained; more may be drafted, for all share one mask token
+    aux_layers: list[int] | None = None  # PARD-2: layers of the target that the input reads beside its last hidden state ([]: only that)
+    feature_scale: PositiveFloat = 0.02  # PARD-2: factor of the projected target states
+
+    def feature_layers(self, num_target_layers: int) -> list[int]:
+        return check_layers("head.aux_layers", list(self.aux_layers or []), num_target_layers)
+
+
+class PardObjective(PeagleObjective):
+    """Loss of each slot, deeper ones at fewer places; the last three keys are PARD-2's (arXiv 2605.08632)."""
+
+    ce_weight: float = Field(default=0.0, ge=0)  # cross-entropy on the answer's token, added to the loss; published for PARD-2: 0.1
+    confidence_weights: bool = False  # weigh a slot by how likely the target itself takes the tokens that come before it in the chain
+    feature_drop: Share = 0.0  # share of rows whose target states are left out, so that the draft also serves without; published: 0.1, 0.2
+
+    @model_validator(mode="after")
+    def _one_cross_entropy(self):
+        if self.ce_weight and self.loss == "ce":
+            raise RecipeError(f"objective.ce_weight={self.ce_weight} has no effect with objective.loss='ce'; drop it or set loss: kl.")
+        return self
+
+
 class Method(NamedTuple):
     """The two blocks a method reads from a recipe."""
 
@@ -344,4 +423,6 @@ METHODS: dict[str, Method] = {
     "mtp": Method(MtpHead, MtpObjective),
     "mtp_native": Method(MtpNativeHead, MtpObjective),
     "dflash": Method(DflashHead, DflashObjective),
+    "draft_model": Method(DraftModelHead, DraftModelObjective),
+    "pard": Method(PardHead, PardObjective),
 }

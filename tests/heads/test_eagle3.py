@@ -7,9 +7,11 @@ from heads import shift
 from heads.eagle3 import Eagle3Head
 from heads.exported import check_served, served_vocab
 from heads.layers import document_starts
+from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
 from recipes.methods import Eagle3Head as Block
+from recipes.schema import Target
 
 SWITCHES = [
     {},
@@ -147,3 +149,17 @@ def test_explicit_layers(given, good):
 def test_auto_layers():
     """METHODS §16.3."""
     assert Block().feature_layers(32) == [2, 16, 29] and Block().feature_layers(36) == [2, 18, 33]
+
+
+def test_start_as_the_targets_last_block(tiny_target):
+    """`head.init_layer: target`: features pass, the layer is the last block, only what reads the embedding is random."""
+    target = read_target(Target(path=str(tiny_target), dtype="float32"))
+    vocab = DraftVocab(torch.arange(target.vocab_size), target.vocab_size)
+    head = Eagle3Head(Block(aux_layers=[1, 2, 4], draft_vocab_size=None, init_layer="target"), target, vocab)
+    last, layer, H = target.decoder_block(target.num_layers - 1), head.layers[0], target.hidden_size
+    hidden = {i: torch.randn(5, H) for i in (1, 2, 4)}
+    torch.testing.assert_close(head.fuse(hidden), hidden[4])
+    assert torch.equal(layer.self_attn.k_proj.weight[:, H:], last["self_attn.k_proj.weight"])
+    assert torch.equal(layer.mlp.down_proj.weight, last["mlp.down_proj.weight"])
+    assert torch.equal(layer.hidden_norm.weight, last["input_layernorm.weight"])
+    assert layer.self_attn.k_proj.weight[:, :H].std() > 0 and bool((layer.input_layernorm.weight == 1).all())
