@@ -142,7 +142,6 @@ def make_job(recipe: Recipe, target: TargetParts, prompts: dict[str, list[list[i
         temperature=cfg.temperature,
         concurrency=cfg.concurrency,
         max_tokens=cfg.max_tokens,
-        seed=cfg.seed,
         cpu=cpu,
     )
 

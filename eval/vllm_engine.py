@@ -69,7 +69,6 @@ class Job:
     temperature: list[float]
     concurrency: list[int]
     max_tokens: int
-    seed: int
     cpu: bool
 
     def cells(self) -> list[Cell]:
@@ -79,7 +78,7 @@ class Job:
     def key(self, engine: Engine, cell: Cell) -> str:
         """A hash of all that decides a cell's figures; a finished cell with the same key is not measured again."""
         settings = [self.llm, self.target_fingerprint, asdict(engine), asdict(cell), self.prompts[cell.prompts]]
-        settings += [self.max_tokens, self.seed, self.cpu, vllm_version(), threads() if self.cpu else 0]
+        settings += [self.max_tokens, self.cpu, vllm_version(), threads() if self.cpu else 0]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -188,8 +187,8 @@ def _children(todo: list[tuple[Engine, Cell]]) -> Iterator[list[tuple[Engine, Ce
     """
     if common := [(e, c) for e, c in todo if e.method != "ngram"]:
         yield common
-    for engine in dict.fromkeys(e.k for e, _ in todo if e.method == "ngram"):
-        yield [(e, c) for e, c in todo if e.method == "ngram" and e.k == engine]
+    for k in dict.fromkeys(e.k for e, _ in todo if e.method == "ngram"):
+        yield [(e, c) for e, c in todo if e.method == "ngram" and e.k == k]
 
 
 def _run_child(
@@ -267,7 +266,10 @@ def main(job_path: str) -> int:
     for engine, cell in [(engines[number], Cell(**c)) for number, c in data["work"]]:
         try:
             if engine is not current or engine.method == "suffix":  # suffix remembers earlier answers: one engine a cell
-                llm = _close(llm)
+                if llm is not None:
+                    llm.llm_engine.engine_core.shutdown()
+                    llm = None
+                    _free_engine()
                 llm, current = _start(job, engine), engine
             if job.cpu and cell.temperature > 0 and engine.speculative_config and not vllm_plugin.sampler_is_right():
                 reason = "vLLM's sampler is wrong on this CPU at temperature > 0 (vllm-project/vllm#55005) and could not be mended"
@@ -281,7 +283,6 @@ def main(job_path: str) -> int:
             print(f"{REASON}{type(e).__name__}: {' '.join(str(e).split())[:500]}", flush=True)
             return 1
         append_record(out_path, _record(job, engine, cell, **measured, note=note if engine.speculative_config else None))
-    _close(llm)
     return 0
 
 
@@ -295,14 +296,10 @@ def _start(job: Job, engine: Engine) -> Any:
     return LLM(**arguments)
 
 
-def _close(llm: Any) -> None:
-    """Free an engine so that the next one can start in this process (VLLM_FORMATS §13.3)."""
-    if llm is None:
-        return
+def _free_engine() -> None:
+    """Free what a shut-down engine held, so that the next one can start in this process (VLLM_FORMATS §13.3)."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    llm.llm_engine.engine_core.shutdown()
-    del llm
     gc.collect()
     cleanup_dist_env_and_memory()
 
@@ -311,22 +308,20 @@ def _measure(job: Job, engine: Engine, cell: Cell, llm: Any) -> dict[str, Any]:
     """Warm up, then time one prompt set and count its drafts."""
     prompts = job.prompts[cell.prompts]
     warm_up = [ids[::-1] for ids in prompts[: cell.concurrency]]  # reversed: no method has seen a measured prompt's answer
-    _generate(llm, warm_up, cell, WARM_UP_TOKENS, job.seed, lambda done, tokens: None)
+    _generate(llm, warm_up, cell, WARM_UP_TOKENS, lambda done, tokens: None)
     before = _counters(llm)
     start = time.perf_counter()
-    requests = _generate(llm, prompts, cell, job.max_tokens, job.seed, lambda done, tokens: _tick(engine, cell, done, len(prompts), tokens))
+    requests = _generate(llm, prompts, cell, job.max_tokens, lambda done, tokens: _tick(engine, cell, done, len(prompts), tokens))
     seconds = time.perf_counter() - start
     after = _counters(llm)
     return {"requests": requests, "seconds": seconds, "counters": {name: after[name] - before[name] for name in after}}
 
 
-def _generate(
-    llm: Any, prompts: list[list[int]], cell: Cell, max_tokens: int, seed: int, on_done: Callable[[int, int], None]
-) -> list[dict[str, Any]]:
+def _generate(llm: Any, prompts: list[list[int]], cell: Cell, max_tokens: int, on_done: Callable[[int, int], None]) -> list[dict[str, Any]]:
     """Generate with at most `cell.concurrency` requests in flight; one record a prompt, in the order of the prompts.
 
-    Temperature is the only sampling parameter: top-k without top-p crashes vLLM's sampler on a CPU (VLLM_FORMATS §10).
-    At temperature > 0 each request has its own seed, so that a rerun draws the same numbers.
+    Temperature is the only sampling parameter: top-k without top-p crashes vLLM's sampler on a CPU (VLLM_FORMATS §10), and a seed
+    for each request would slow sampled batches down; the engine's own seed decides.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -339,7 +334,6 @@ def _generate(
             params = SamplingParams(
                 temperature=cell.temperature,
                 max_tokens=max_tokens,
-                seed=seed + sent if cell.temperature > 0 else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,  # one output a round, as a streaming server has it
             )
@@ -378,7 +372,8 @@ def _counters(llm: Any) -> dict[str, int]:
 def _tick(engine: Engine, cell: Cell | None, done: int, total: int, tokens: int) -> None:
     """Tell the parent what is going on; `cell` None while the engine starts."""
     tick = {"method": engine.method, "k": engine.k, "cell": asdict(cell) if cell else None, "done": done, "total": total, "tokens": tokens}
-    print(TICK + json.dumps(tick), flush=True)
+    sys.stdout.write(TICK + json.dumps(tick) + "\n")  # one write: no other thread's log can fall into the line
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -12,9 +12,14 @@ import torch
 from transformers import AutoConfig
 
 from eval import vllm_plugin
+from eval.decode import Settings, decode
+from eval.drafters import HeadDrafter, NgramDrafter
+from eval.parity import compare_requests, logit_margin
 from eval.prepare import fingerprint_of, llm_arguments
+from eval.reference import request_of
 from eval.report import first_difference, rounds_of
 from eval.vllm_engine import Cell, Engine, Job, _children, finished_cells, read_records, run_cells
+from heads.target import load_tokenizer
 
 CPU = not torch.cuda.is_available()
 SAME = 160  # requests with one prompt, whose sampled answers are compared as distributions
@@ -31,7 +36,6 @@ def make_job(**changes: Any) -> Job:
         "temperature": [0.0, 1.0],
         "concurrency": [1],
         "max_tokens": 8,
-        "seed": 0,
         "cpu": True,
     }
     return Job(**(fields | changes))
@@ -44,11 +48,10 @@ def test_a_cell_is_measured_again_when_anything_changes_its_figures(monkeypatch:
     keys = {job.key(engine, cell)}
     assert job.key(Engine("ngram", 3, {"num_speculative_tokens": 3, "method": "ngram"}), cell) in keys  # order of a dictionary is nothing
     others = [
-        make_job(llm={"model": "elsewhere"}).key(engine, cell),
+        make_job(llm={"model": "somewhere", "seed": 1}).key(engine, cell),
         make_job(target_fingerprint="4567").key(engine, cell),
         make_job(prompts={"few": [[1, 2], [4]]}).key(engine, cell),
         make_job(max_tokens=9).key(engine, cell),
-        make_job(seed=1).key(engine, cell),
         make_job(cpu=False).key(engine, cell),
         job.key(replace(engine, fingerprint="a new export"), cell),
         job.key(replace(engine, k=5), cell),
@@ -117,12 +120,12 @@ def test_a_kernel_that_writes_into_a_copy_is_recognised():
 
 @pytest.fixture(scope="module")
 def real(
-    tiny_target: Path, exported: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_target: Path, trained_export: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Job, Path, dict[tuple[str, str, float], dict[str, Any]]]:
     """Job, results file and records by (method, prompt set, temperature)."""
     out = tmp_path_factory.mktemp("vllm") / "cells.jsonl"
     config = AutoConfig.from_pretrained(tiny_target)
-    eagle3 = {"method": "eagle3", "model": str(exported), "num_speculative_tokens": 3}
+    eagle3 = {"method": "eagle3", "model": str(trained_export), "num_speculative_tokens": 3}
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     job = Job(
         llm=llm_arguments(tiny_target, config, "float32", 128, 16, CPU),
@@ -130,14 +133,13 @@ def real(
         engines=[
             Engine("baseline"),
             Engine("broken", 3, eagle3 | {"model": str(out.parent / "nothing here")}),
-            Engine("eagle3", 3, eagle3, fingerprint=fingerprint_of(exported)),
+            Engine("eagle3", 3, eagle3, fingerprint=fingerprint_of(trained_export)),
             Engine("ngram", 3, ngram),
         ],
-        prompts={"different": [list(range(40, 70)), [70, 71, 72, 73] * 6, [65] * 20], "same": [[80, 81, 82, 80, 81, 82]] * SAME},
+        prompts={"different": [*prompts, [70, 71, 72, 73] * 6, [65] * 20], "same": [[80, 81, 82, 80, 81, 82]] * SAME},
         temperature=[0.0, 1.0],
         concurrency=[16],
         max_tokens=12,
-        seed=0,
         cpu=CPU,
     )
     records = run_cells(job, out)
@@ -155,6 +157,19 @@ class TestReal:
                 assert [first_difference(d["output_ids"], p["output_ids"]) for d, p in zip(drafted, plain, strict=True)] == [None] * len(
                     plain
                 )
+
+    def test_every_request_accepts_what_it_accepts_in_the_reference_decoder(self, real, target, model, trained_head):
+        """The parity rule, round by round: same drafts, same acceptance, same text (DESIGN §8)."""
+        job, _, records = real
+        eos = load_tokenizer(target).eos_token_id
+        settings = Settings(max_tokens=job.max_tokens, max_length=job.llm["max_model_len"], eos_ids=frozenset([eos]))
+        for method, drafter in (("eagle3", HeadDrafter(trained_head, model, 3)), ("ngram", NgramDrafter(3, 1, 3))):
+            prompts = job.prompts["different"]
+            ours = [request_of(r) for r in decode(model, prompts, drafter, settings, concurrency=16).requests]
+            parity = compare_requests(ours, records[method, "different", 0.0]["requests"], logit_margin(model, prompts, ours))
+            assert not parity.differences, parity.lines()
+        accepted = [a for r in records["eagle3", "different", 0.0]["requests"] for a in r["accepted"]]
+        assert 3 in accepted and 0 in accepted
 
     def test_every_token_is_accounted_for(self, real):
         """vLLM's counters, its per-request counts and the tokens it returned tell one story (B40)."""
