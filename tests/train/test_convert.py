@@ -1,0 +1,118 @@
+"""`python -m train.export --from`: published drafts become our exports, and a start for fine-tuning."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from heads import LAST_HIDDEN, head_class
+from heads.exported import load_exported_head
+from heads.target import read_target
+from heads.vocab import DraftVocab
+from recipes.errors import ExportError
+from recipes.schema import load_recipe
+from train.convert import convert
+from train.export import load_export_into, main
+
+GREEDY = lambda logits: logits.argmax(-1)  # noqa: E731
+
+
+def trained(recipe_name, tiny_target, *overrides):
+    """Recipe, target, and a head with random weights."""
+    recipe = load_recipe(f"recipes/debug/{recipe_name}.yaml", [f"target.path={tiny_target}", *overrides])
+    target = read_target(recipe.target)
+    size = getattr(recipe.head, "draft_vocab_size", None) or target.vocab_size
+    head = head_class(recipe.method)(recipe.head, target, DraftVocab(torch.arange(size) * (target.vocab_size // size), target.vocab_size))
+    with torch.no_grad():
+        for p in head.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return recipe, target, head.eval()
+
+
+def published_eagle(head, folder, rename=lambda name: name, **config):
+    """pytorch_model.bin and the config.json of an EAGLE draft as its authors write it."""
+    folder.mkdir()
+    torch.save({rename(name): tensor.clone() for name, tensor in head.served_tensors().items()}, folder / "pytorch_model.bin")
+    ours = head.served_config()
+    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
+    theirs = {key: ours[key] for key in keys} | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(theirs | config))
+
+
+def same_drafts(head, folder, target, layers=()):
+    other, recipe = load_exported_head(folder, target)
+    hidden = {layer: torch.randn(7, 64) for layer in (*layers, LAST_HIDDEN)}
+    ids = torch.randint(260, (7,))
+    ours, theirs = (h.propose(hidden, ids, torch.arange(7), h.new_cache(), 3, GREEDY) for h in (head, other))
+    assert torch.equal(ours, theirs)
+    return recipe
+
+
+def test_eagle1(tiny_target, tmp_path):
+    """METHODS §14: the embedding of the target in the file is left out, the rest is taken by its names."""
+    recipe, target, head = trained("eagle1", tiny_target)
+    published_eagle(head, tmp_path / "published")
+    tensors = torch.load(tmp_path / "published" / "pytorch_model.bin", weights_only=True) | {"embed_tokens.weight": target.embed_tokens}
+    torch.save(tensors, tmp_path / "published" / "pytorch_model.bin")
+    folder = convert(tmp_path / "published", recipe, tmp_path / "export")
+    same_drafts(head, folder, target)
+    fresh = head_class("eagle1")(recipe.head, target, head.vocab)
+    load_export_into(fresh, folder)
+    assert torch.equal(fresh.fc.weight, head.fc.weight)
+
+
+def test_eagle3_midlayer(tiny_target, tmp_path):
+    """METHODS §14: `midlayer.`, d2t and t2d."""
+    recipe, target, head = trained("eagle3", tiny_target)
+    published_eagle(head, tmp_path / "published", lambda name: name.replace("layers.0.", "midlayer."), draft_vocab_size=128)
+    same_drafts(head, convert(tmp_path / "published", recipe, tmp_path / "export"), target, head.aux_layers)
+
+
+def test_the_drafts_own_rope_is_kept(tiny_target, tmp_path):
+    """METHODS §15.16: honour what training used, not what the target has."""
+    theta = {"rope_type": "default", "rope_theta": 777.0}
+    recipe, target, head = trained("eagle1", tiny_target, "head.rope={rope_type: default, rope_theta: 777.0}")
+    assert recipe.head.rope == theta
+    published_eagle(head, tmp_path / "published", rope_theta=777.0)
+    plain = load_recipe("recipes/debug/eagle1.yaml", [f"target.path={tiny_target}"])
+    read_back = same_drafts(head, convert(tmp_path / "published", plain, tmp_path / "export"), target)
+    assert read_back.head.rope["rope_theta"] == 777.0
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["rope_parameters"]["rope_theta"] == 777.0
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_medusa(tiny_target, tmp_path, legacy):
+    """METHODS §14, §15.18: medusa_lm_head.pt; the head count of config.json is wrong in published files and not read."""
+    recipe, target, head = trained("medusa", tiny_target, "head.num_heads=3", "eval.k=[3]")
+    if legacy:
+        with torch.no_grad():
+            for lm_head in head.lm_heads:
+                lm_head.weight.copy_(target.lm_head)
+    names = {f"{i}.0.linear.{kind}": f"blocks.{i}.layers.0.{kind}" for i in range(3) for kind in ("weight", "bias")}
+    names |= {} if legacy else {f"{i}.1.weight": f"lm_heads.{i}.weight" for i in range(3)}
+    folder = tmp_path / "published"
+    folder.mkdir()
+    torch.save({theirs: head.served_tensors()[ours].clone() for theirs, ours in names.items()}, folder / "medusa_lm_head.pt")
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    same_drafts(head, convert(folder, recipe, tmp_path / "export"), target)
+
+
+def test_another_shape_than_the_recipes(tiny_target, tmp_path):
+    """The message names the file, both values, and the command ends with one line."""
+    recipe, _, head = trained("eagle1", tiny_target)
+    published_eagle(head, tmp_path / "published", num_key_value_heads=4)
+    with pytest.raises(ExportError, match=r"published/config\.json says num_key_value_heads=4, .* has 2"):
+        convert(tmp_path / "published", recipe, tmp_path / "export")
+
+
+def test_a_tensor_in_two_files(tiny_target, tmp_path, capsys):
+    """A doubled tensor is an error naming both files; nothing is written."""
+    recipe, _, head = trained("eagle1", tiny_target)
+    published_eagle(head, tmp_path / "published")
+    for name in "ab":
+        save_file({"fc.weight": head.fc.weight.detach()}, tmp_path / "published" / f"{name}.safetensors")
+    with pytest.raises(SystemExit) as exit:
+        main(["--from", str(tmp_path / "published"), "--recipe", "recipes/debug/eagle1.yaml", "--output", str(tmp_path / "export")])
+    assert exit.value.code == 2
+    assert "fc.weight is in a.safetensors and in b.safetensors" in capsys.readouterr().err and not (tmp_path / "export").exists()

@@ -1,0 +1,108 @@
+"""Export → vLLM → the same draft tokens as the training module's `propose`, round by round, and the target's own answers.
+
+Heads are random, so nothing is accepted by luck of training: what is compared is every drafted token. One process, one
+engine a head.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eval.prepare import llm_arguments
+from heads import LAST_HIDDEN, head_class
+from heads.embedded import resolve_target
+from heads.target import read_target
+from heads.vocab import DraftVocab
+from recipes.schema import load_recipe
+from tests.train.stored import states_of, stored_row
+from train.export import export_head
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+K, MAX_TOKENS = 4, 12
+PROMPTS = [list(b"The first prompt of three"), list(b"Another one"), list(b"!")]
+CASES = {  # name → recipe, target, overrides
+    "eagle1": ("debug/eagle1", "tiny:llama", []),
+    "eagle1, two layers": ("debug/eagle1", "tiny:llama", ["head.num_layers=2"]),
+    "medusa": ("debug/medusa", "tiny:llama", ["head.num_layers=2"]),
+    "medusa, one LM head": ("debug/medusa", "tiny:llama", ["head.shared_lm_head=true"]),
+    "medusa, the target's LM head": ("debug/medusa", "tiny:llama", ["head.shared_lm_head=true", "head.train_lm_head=false"]),
+    "mtp": ("debug/mtp", "tiny:llama-2-heads", []),
+    "mtp in a MiMo target": ("debug/mtp", "tiny:llama-2-heads", ["head.layout=mimo"]),
+    "peagle": ("debug/peagle", "tiny:llama", ["head.num_layers=2"]),
+    "peagle over all tokens": (
+        "debug/peagle",
+        "tiny:llama",
+        ["head.draft_vocab_size=null", "head.fc_norm=true"],
+    ),
+    "dflash": ("debug/dflash", "tiny:llama", []),
+    "dflash over a draft vocabulary": ("debug/dflash", "tiny:llama", ["head.draft_vocab_size=128", "head.num_layers=3"]),
+}
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory):
+    """name → (head, target model, what vLLM did)."""
+    root = tmp_path_factory.mktemp("drafts")
+    heads, jobs = {}, []
+    for number, (name, (recipe_name, target_name, overrides)) in enumerate(CASES.items()):
+        path = resolve_target(target_name, root=root)
+        recipe = load_recipe(f"recipes/{recipe_name}.yaml", [f"target.path={path}", *overrides])
+        target = read_target(recipe.target)
+        torch.manual_seed(number)
+        size = getattr(recipe.head, "draft_vocab_size", None) or target.vocab_size
+        vocab = DraftVocab(torch.randperm(target.vocab_size)[:size].sort().values, target.vocab_size)
+        head = head_class(recipe.method)(recipe.head, target, vocab)
+        with torch.no_grad():
+            for p in head.parameters():
+                p.add_(torch.randn_like(p) * 0.2)
+        layers = recipe.head.feature_layers(target.num_layers)
+        folder = export_head(recipe, head, target, stored_row(path, 256, tuple(layers)), {}, root / f"export-{number}")
+        meta = json.loads((folder / "headstart.json").read_text())
+        llm = llm_arguments(path, target.config, "float32", 128, 1, True) | meta["llm_kwargs"]
+        speculative = meta["speculative_config"] | {"num_speculative_tokens": K}
+        (llm if recipe.head.inside_target else speculative)["model"] = str(folder)
+        jobs.append({"llm": llm | {"speculative_config": speculative}, "prompts": PROMPTS, "max_tokens": MAX_TOKENS})
+        heads[name] = head.eval(), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), layers
+    (root / "job.json").write_text(json.dumps(jobs))
+    env = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("vllm_drafts.py")), str(root / "job.json"), str(root / "out.json")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500)
+    assert (root / "out.json").is_file(), done.stderr[-4000:]
+    results = json.loads((root / "out.json").read_text())
+    return {name: (*heads[name], result) for name, result in zip(CASES, results, strict=True)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_draft_tokens(drafted, name):
+    """VLLM_FORMATS §5–7: input order, norms, positions, masks and the export, all at once."""
+    head, model, layers, result = drafted[name]
+    assert "error" not in result, result
+    compared = 0
+    for number, prompt in enumerate(PROMPTS):
+        output = result["outputs"][number]
+        ids = torch.tensor(prompt + output)
+        hidden, last = states_of(model, ids, layers)
+        with torch.no_grad():
+            assert torch.equal(model.lm_head(last).argmax(-1)[len(prompt) - 1 : -1], torch.tensor(output)), "not the target's greedy answer"
+        for which, processed, newest, drafts in result["rounds"]:
+            if which != number:
+                continue
+            assert int(ids[processed]) == newest
+            states = {layer: h[:processed] for layer, h in (hidden | {LAST_HIDDEN: last}).items()}
+            expected = head.propose(
+                states, ids[1 : processed + 1], torch.arange(processed), head.new_cache(), K, lambda logits: logits.argmax(-1)
+            )
+            assert drafts == expected.tolist(), f"prompt {number} after {processed} tokens"
+            compared += 1
+    assert compared >= MAX_TOKENS
