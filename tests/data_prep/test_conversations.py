@@ -271,3 +271,20 @@ def test_embedded_names(monkeypatch, tmp_path):
     assert [conversations.embedded_file(f"embedded:{n}").name for n in "abc"] == ["a.jsonl", "b.jsonl.gz", "c_prompts.jsonl"]
     with pytest.raises(DataError, match="embedded:a, embedded:b, embedded:c"):
         conversations.embedded_file("embedded:d")
+
+
+def test_shipped_answers_belong_to_the_shipped_prompts():
+    """In the order of the prompts; greedy and sampled by halves; ids are SmolLM2's; no evaluation prompt among them."""
+    prompts = {c.id: (i, c) for i, c in enumerate(read_conversations(["embedded:prompts"], need_answer=False))}
+    tally = Tally()
+    answers = list(read_conversations(["embedded:answers-smollm2-135m"], tally=tally))
+    assert len(answers) >= 2500 and not tally.skipped
+    places = [prompts[answer.id][0] for answer in answers]
+    assert places == sorted(set(places))
+    for answer in answers:
+        prompt = prompts[answer.id][1]
+        assert answer.messages[:-1] == prompt.messages and answer.key == prompt.key
+        assert answer.target == "embedded:smollm2-135m" and answer.answer_ids and max(answer.answer_ids) < 49152
+        assert answer.finish_reason == ("stop" if answer.answer_ids[-1] == 2 else "length")  # 2: <|im_end|>
+    assert 0.45 < sum(a.greedy for a in answers) / len(answers) < 0.55
+    assert not {a.key for a in answers} & {p.key for p in read_conversations(["embedded:eval", "embedded:repetitive"], need_answer=False)}
