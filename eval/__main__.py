@@ -30,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to override, for instance eval.k=[1,3,5]")
     args = parser.parse_args(argv)
     try:
-        recipe = load_recipe(args.recipe, args.overrides)
+        from heads.exported import with_own_target
+
+        recipe = with_own_target(load_recipe(args.recipe, args.overrides))
         if recipe.eval.engine == "reference":
             from eval.reference import run  # type: ignore[import-not-found]
         else:
