@@ -227,11 +227,13 @@ def _complete(messages: list[Message], tools: list[Message] | None, tokenizer: P
         if role in ("system", "developer", "tool") and message["content"].strip() and _is_lost(whole, message, "content", tools, tokenizer):
             raise Reject(f"template_error: the template drops role {role}")
         if message.get("reasoning_content") and _is_lost(whole, message, "reasoning_content", tools, tokenizer):
-            message = dict(message)
-            reasoning = message.pop("reasoning_content").strip("\n")
-            message["content"] = f"<think>\n{reasoning}\n</think>\n\n{message['content']}"
-            if reasoning.strip() not in _template([*whole, message], tools, tokenizer):
+            reasoning = message["reasoning_content"].strip("\n")
+            folded = {**message, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
+            del folded["reasoning_content"]
+            other = {**folded, "content": folded["content"].replace(reasoning, reasoning + " other", 1)}
+            if _template([*whole, folded], tools, tokenizer) == _template([*whole, other], tools, tokenizer):
                 raise Reject("template_error: the template drops reasoning_content")
+            message = folded
         whole.append(message)
     return whole
 
