@@ -48,6 +48,10 @@ class PeagleHead(Eagle3Head):
         """[n, H] what slots 1.. eat in place of a state."""
         return self.mask_feature().expand(len(state), -1)
 
+    def advance(self, feature: Tensor, tokens: Tensor, positions: Tensor, cache: DraftCache, visible: Tensor | None = None) -> Tensor:
+        """Raises RecipeError: trees are grown entry by entry, and here no slot knows what the one before it drafted."""
+        raise RecipeError("P-EAGLE drafts all its tokens in one pass, so no tree can be grown; set eval.tree: chain")
+
     @torch.no_grad()
     def propose(self, hidden: dict[int, Tensor], tokens: Tensor, positions: Tensor, cache: DraftCache, k: int, choose: Choose) -> Tensor:
         """As in AutoregressiveHead, in one pass: the n committed entries, and k - 1 mask slots behind the last of them."""
@@ -55,7 +59,7 @@ class PeagleHead(Eagle3Head):
         slots = torch.arange(1, k, device=positions.device)
         feature = torch.cat([self.fuse(hidden), self.mask_feature().expand(k - 1, -1)])
         eaten = torch.cat([tokens, tokens.new_full((k - 1,), self.block.mask_token_id)])
-        states = self.advance(feature, eaten, torch.cat([positions, positions[-1] + slots]), cache)
+        states = super().advance(feature, eaten, torch.cat([positions, positions[-1] + slots]), cache)
         cache.crop(cache.length - (k - 1))
         return self.draft_ids[choose(self.logits(states[n - 1 :]))]
 

@@ -24,7 +24,6 @@ from recipes.methods import DflashObjective as DflashBlock
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
 from train.packing import Batch
-from train.peagle import check_no_mask_token
 
 
 class DflashObjective(nn.Module):
@@ -37,7 +36,6 @@ class DflashObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         head, cfg, slots = self.head, self.objective, self.head.block.block_size
-        check_no_mask_token(batch, head.block.mask_token_id)
         anchors, scale = self._anchors(batch)
         tokens = shift.draft_inputs(batch.input_ids, 0)
         states = head.denoise(head.fuse(batch.hidden), tokens, batch.positions, document_starts(batch.document), anchors, slots)

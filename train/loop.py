@@ -21,10 +21,11 @@ from torch import nn
 
 from data_prep.store import FeatureStore
 from heads import head_class
+from heads.exported import resolve_draft
 from heads.protocol import Head
 from heads.target import TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
-from recipes.errors import FeatureError, HeadstartError
+from recipes.errors import DataError, FeatureError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 from train import checkpoint
 from train.export import export_head
@@ -111,15 +112,26 @@ def open_source(recipe: Recipe) -> Any:
     return OnlineFeatures(store, recipe)
 
 
+def check_mask_token(recipe: Recipe, store: FeatureStore) -> None:
+    """Raises DataError where a text of the store holds the draft's mask token: it would mean two things (B34)."""
+    token = getattr(recipe.head, "mask_token_id", None)
+    if token is not None and (count := int((store.rows.input_ids == token).sum())):
+        raise DataError(
+            f"head.mask_token_id={token} occurs {count} times in the rows of {recipe.features.dir}, so the draft could not tell a mask "
+            "from that token; give an id that no text holds (`python -m data_prep.show` prints rows with their ids)."
+        )
+
+
 def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> Head:
     """The recipe's head with its draft vocabulary, started from `head.init_from` where given."""
+    check_mask_token(recipe, store)
     size = getattr(recipe.head, "draft_vocab_size", None)
     vocab = build_draft_vocab(store.token_counts, size, load_tokenizer(recipe.target).all_special_ids)
     head = head_class(recipe.method)(recipe.head, target, vocab)
     if recipe.head.init_from:
         from train.export import load_export_into
 
-        load_export_into(head, Path(recipe.head.init_from))
+        load_export_into(head, resolve_draft(recipe.head.init_from))
     return head
 
 

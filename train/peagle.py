@@ -17,7 +17,6 @@ from heads import shift
 from heads.layers import document_starts
 from heads.peagle import PeagleHead
 from heads.target import TargetParts
-from recipes.errors import DataError
 from recipes.methods import PeagleObjective as PeagleBlock
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
@@ -36,7 +35,6 @@ class PeagleObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         head, mask_token = self.head, self.head.block.mask_token_id
-        check_no_mask_token(batch, mask_token)
         supervised = [shift.draft_weight(batch.loss_mask, batch.document, i) for i in range(self.slots)]
         rows = self._anchors(supervised)
         tokens = [shift.draft_inputs(batch.input_ids, 0)] + [torch.full_like(batch.input_ids, mask_token)] * (self.slots - 1)
@@ -48,15 +46,23 @@ class PeagleObjective(nn.Module):
         return pairs.output(pairs.compare(states, weights, draft_head, self.objective.loss, self.objective.lk_eta))
 
     def _anchors(self, supervised: list[Tensor]) -> list[Tensor]:
-        """[R_i] ascending anchors of each slot, each a subset of the one before."""
-        anchors = supervised[0].nonzero()[:, 0]
-        rows, first = [anchors], len(anchors)
-        for i in range(1, self.slots):
-            anchors = anchors[supervised[i][anchors]]
-            if self.training:
-                anchors = drop(anchors, int(first * kept_share(i, self.objective.keep_ratio, self.objective.keep_min)))
-            rows.append(anchors)
-        return rows
+        return nested_anchors(supervised, self.objective if self.training else None)
+
+
+def nested_anchors(supervised: list[Tensor], drops: PeagleBlock | None) -> list[Tensor]:
+    """[R_i] ascending anchors of each slot, each a subset of the one before.
+
+    Args:
+        supervised: [N] bool a slot: whether a slot of that depth may be trained there. drops: which shares are kept (COD); None: all.
+    """
+    anchors = supervised[0].nonzero()[:, 0]
+    rows, first = [anchors], len(anchors)
+    for i, allowed in enumerate(supervised[1:], start=1):
+        anchors = anchors[allowed[anchors]]
+        if drops is not None:
+            anchors = drop(anchors, int(first * kept_share(i, drops.keep_ratio, drops.keep_min)))
+        rows.append(anchors)
+    return rows
 
 
 def kept_share(slot: int, ratio: float, minimum: float) -> float:
@@ -73,15 +79,6 @@ def drop(anchors: Tensor, count: int) -> Tensor:
     if count >= len(anchors):
         return anchors
     return anchors[torch.randperm(len(anchors), device=anchors.device)[:count].sort().values]
-
-
-def check_no_mask_token(batch: Batch, token: int) -> None:
-    """Raises DataError where a text holds the mask token: it would mean two things (B34)."""
-    if batch.supervised and bool((batch.input_ids == token).any()):
-        raise DataError(
-            f"head.mask_token_id={token} occurs in the training rows, so the draft could not tell a mask from that token; "
-            "give an id that no text holds (`python -m data_prep.show` prints rows with their ids)."
-        )
 
 
 if __name__ == "__main__":

@@ -87,4 +87,7 @@ def test_bad_blocks(parts):
         PeagleHead(Block(aux_layers=[1, 3, 5], mask_token_id=50, draft_vocab_size=None), parts, DraftVocab(torch.arange(50), 50))
     with pytest.raises(RecipeError, match="norm_output"):
         Block(mask_token_id=1, norm_output=True)
-    assert make(parts, num_layers=1).max_drafts == 4
+    head = make(parts, num_layers=1)
+    assert head.max_drafts == 4
+    with pytest.raises(RecipeError, match="set eval.tree: chain"):
+        head.advance(torch.zeros(1, 32), torch.tensor([1]), torch.tensor([0]), head.new_cache())

@@ -1,12 +1,10 @@
 """Exports that hold the whole target: the head's tensors in place, every other byte as it was, the target's own logits."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from heads.embedded import resolve_target
 from heads.exported import load_exported_head, read_tensors
@@ -18,23 +16,12 @@ from recipes.errors import ExportError
 from recipes.methods import MtpNativeHead as NativeBlock
 from recipes.schema import Target, load_recipe
 from tests.heads.native_targets import CONFIGS, make_target, mtp_shapes
+from tests.train.stored import stored_row
 from train.export import export_head
 from train.inside_target import check_nothing_else_changed, prove_same_logits, write_inside_target
 from train.mtp import MtpObjective
 
 FULL = DraftVocab(torch.arange(50), 50)
-
-
-@torch.no_grad()
-def stored_row(path, vocab):
-    """What a feature store gives of one row of the target's own states."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    ids = torch.randint(vocab, (24,))
-    out = model.model(ids[None]).last_hidden_state
-    logits = model.lm_head(out)[0]
-    row = SimpleNamespace(input_ids=ids, loss_mask=torch.arange(24) > 8, hidden={}, last_hidden=out[0])
-    probe = {"argmax": logits.argmax(-1), "logsumexp": logits.logsumexp(-1)}
-    return SimpleNamespace(read=lambda number, layers: row, supervised=torch.tensor([15]), probe=probe)
 
 
 def recipe_for(path, method, **head):
