@@ -11,6 +11,10 @@ A shard holds `input_ids` int32 [N], `loss_mask` uint8 [N], `row_offsets` int64 
 `last_hidden` [N, H], and `row_crc32` int64 [R, 1 + layers] (`last_hidden` first, then the layers ascending), so that every
 row that training reads is known to be what extraction wrote. Rows follow each other without padding.
 
+`last_hidden` is never rounded, whatever `features.codec` says of the layers: teacher logits come from it. In bf16, SmolLM2's
+float32 states would change the target's own next token at 0.16 % of the positions (6,800 tokens, 2026-11-29); a target that
+computes in bf16 gives bf16 states, and these are kept as they are.
+
 Shapes: N tokens, R rows, H hidden size, V target vocabulary, n tokens of one row.
 """
 
