@@ -194,7 +194,9 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
         seconds, memory = short_time(run.progress.seconds), peak_memory_gib(accelerator.device)
         log.say(f"trained {run.progress.step} steps in {seconds}; checkpoint {saved}; peak memory {memory:.2f} GiB")
         if accelerator.is_main_process:
+            trained = sum(p.numel() for p in objective.parameters() if p.requires_grad)
             figures = run.progress.state_dict() | {"validation": result, "held_out": bool(held_out), "peak_gib": memory}
+            figures["trainable_parameters"] = trained
             module = accelerator.unwrap_model(objective)
             if hasattr(module, "export"):  # a method that trains the target itself
                 module.export(recipe, source, figures, recipe.export_dir)

@@ -56,7 +56,14 @@ Compare = Callable[[Tensor, Tensor, Teacher, Tensor, Tensor, float], tuple[Tenso
 
 
 def head_loss(
-    states: Tensor, weight: Tensor, teacher: Teacher, teacher_row: Tensor, row_weight: Tensor, label: Tensor, kind: str | Compare, lk_eta: float = 3.0
+    states: Tensor,
+    weight: Tensor,
+    teacher: Teacher,
+    teacher_row: Tensor,
+    row_weight: Tensor,
+    label: Tensor,
+    kind: str | Compare,
+    lk_eta: float = 3.0,
 ) -> HeadLoss:
     """Sum of weighted losses of student rows against the target.
 
@@ -164,3 +171,14 @@ def _softmax_(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _COMPARE = {"kl": compare_kl, "ce": _ce, "lk": _lk}
+
+
+def plus_ce(kind: str, weight: float) -> Compare:
+    """The loss `kind` plus `weight` times the cross-entropy on the answer's token."""
+
+    def compare(z: Tensor, picked: Tensor, teacher: Teacher, teacher_row: Tensor, label: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+        ce, ce_grad = _ce(z.clone(), picked, teacher, teacher_row, label, eta)
+        loss, grad = _COMPARE[kind](z, picked, teacher, teacher_row, label, eta)
+        return loss + weight * ce, grad.add_(ce_grad, alpha=weight)
+
+    return compare
