@@ -9,7 +9,6 @@ with the target's distribution at the position it drafts.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from heads import shift
@@ -17,7 +16,7 @@ from heads.eagle3 import Eagle3Head
 from heads.layers import document_starts
 from heads.target import TargetParts
 from recipes.methods import DistributionObjective
-from train.losses import Teacher, head_loss
+from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
 from train.packing import Batch
 
@@ -30,52 +29,24 @@ class Eagle3Objective(nn.Module):
 
     def __init__(self, head: Eagle3Head, target: TargetParts, objective: DistributionObjective):
         super().__init__()
-        self.head, self.objective = head, objective
-        self.depths = head.block.unroll_steps
-        self.teacher_parts = target
+        self.head, self.objective, self.teacher_parts = head, objective, target
         self.register_buffer("teacher_rows", target.lm_head[head.vocab.ids], persistent=False)
-        self.register_buffer("to_draft", head.vocab.to_draft(torch.arange(head.vocab.size)), persistent=False)
+        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
 
     def forward(self, batch: Batch) -> Output:
-        head, depths = self.head, range(self.depths)
-        weights = [shift.draft_weight(batch.loss_mask, batch.document, i) for i in depths]
-        rows = [mask.nonzero()[:, 0] for mask in shift.rollout_rows(weights)]
+        head, cfg, depths = self.head, self.objective, range(self.head.block.unroll_steps)
+        supervised = [shift.draft_weight(batch.loss_mask, batch.document, i) for i in depths]
+        # A state is computed where its own depth or a later one is compared, and nowhere else.
+        computed = [mask.nonzero()[:, 0] for mask in shift.rollout_rows(supervised)]
         tokens = [shift.draft_inputs(batch.input_ids, i) for i in depths]
-        feature = head.fuse(batch.hidden)
-        states = head.rollout(feature, tokens, batch.positions, document_starts(batch.document), rows)
+        states = head.rollout(head.fuse(batch.hidden), tokens, batch.positions, document_starts(batch.document), computed)
 
-        # One flat list of (row, depth) pairs that the loss reads.
-        kept_states, teacher_positions, labels, row_weights, places = [], [], [], [], []
-        hits = torch.zeros(self.depths, len(batch.input_ids), dtype=torch.bool, device=feature.device)
-        counts = torch.zeros(self.depths, dtype=torch.long, device=feature.device)
-        for i in depths:
-            labelled = shift.has_label(batch.document, i)
-            label = torch.where(labelled, self.to_draft[shift.draft_labels(batch.input_ids, i)], -1)
-            counts[i] = (weights[i] & labelled).sum()
-            # A target token outside the draft vocabulary cannot be drafted: no loss, and a miss in every count.
-            trained = weights[i] & (~labelled | (label >= 0))
-            keep = trained[rows[i]]
-            row = rows[i][keep]
-            kept_states.append(states[i][keep])
-            teacher_positions.append(row + shift.teacher_index(i))
-            labels.append(label[row])
-            row_weights.append(torch.full((len(row),), self.objective.step_decay**i, device=feature.device))
-            places.append((i, row))
-
-        positions, teacher_row = torch.unique(torch.cat(teacher_positions), return_inverse=True)
-        teacher = Teacher(batch.last_hidden[positions], self.teacher_rows, self.teacher_parts)
-        result = head_loss(
-            head.norm(torch.cat(kept_states)), head.lm_head.weight, teacher, teacher_row, torch.cat(row_weights), torch.cat(labels),
-            self.objective.loss, self.objective.lk_eta,
-        )  # fmt: skip
-        depth_loss = torch.zeros(self.depths, device=feature.device)
-        start = 0
-        for i, row in places:
-            part = slice(start, start + len(row))
-            depth_loss[i] = result.loss[part].sum()
-            hits[i, row] = result.correct[part]
-            start += len(row)
-        return Output(result.loss_sum, depth_loss, hits.sum(1), counts, hits)
+        asked = [mask[rows] for mask, rows in zip(supervised, computed, strict=True)]
+        pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.to_draft)
+        normed = [head.norm(state[ask]) for state, ask in zip(states, asked, strict=True)]
+        weights = [state.new_full((len(state),), cfg.step_decay**i) for i, state in enumerate(normed)]
+        lm_head = DraftHead(head.lm_head.weight, self.teacher_rows, self.teacher_parts)
+        return pairs.output(pairs.compare(normed, weights, lm_head, cfg.loss, cfg.lk_eta))
 
 
 if __name__ == "__main__":
