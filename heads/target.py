@@ -128,14 +128,14 @@ def read_target(cfg: Target) -> TargetParts:
 
     files = TensorFiles(path)
     embed_tokens = files.get(embed_name)
+    if embed_tokens.shape[1] != config.hidden_size:
+        raise TargetError(f"{path}: {embed_name} is {tuple(embed_tokens.shape)} but config.json says hidden_size={config.hidden_size}")
     tied = bool(config.tie_word_embeddings)
     lm_head = embed_tokens if tied and files.find(head_name) is None else files.get(head_name, fallback_hint=embed_name)
     bias = files.get(head_name.replace(".weight", ".bias")) if head.bias is not None else None
     norm = norm.to_empty(device="cpu")
     norm.load_state_dict({key: files.get(f"{norm_name}.{key}") for key in norm.state_dict()})
     norm.requires_grad_(False)
-    if embed_tokens.shape[1] != config.hidden_size:
-        raise TargetError(f"{path}: {embed_name} is {tuple(embed_tokens.shape)} but config.json says hidden_size={config.hidden_size}")
     return TargetParts(path, config, embed_tokens, lm_head, bias, norm, target_fingerprint(path), cfg)
 
 
