@@ -279,7 +279,8 @@ class Clock:
     """Adds up seconds by name; on a GPU it waits for the device, so that each part gets its own work."""
 
     def __init__(self, device: torch.device):
-        self.device, self.seconds = device, dict.fromkeys(("all", "prefill", "draft", "verify"), 0.0)
+        self.device = device
+        self.seconds: dict[str, float] = {"all": 0.0, "prefill": 0.0, "draft": 0.0, "verify": 0.0}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

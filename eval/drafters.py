@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from eval.decode import Request, Settings, no_draft
@@ -80,6 +80,7 @@ class HeadDrafter:
     """A chain of k tokens through the head's own `propose`: any method.
 
     Args:
+        head: of heads/: `propose`, `new_cache`, `vocab` and `block` are what is asked of it.
         sampled: draw the drafts at the request's temperature, top-k and top-p, instead of taking the most probable (vLLM's
             `draft_sample_method: probabilistic`).
 
@@ -88,22 +89,33 @@ class HeadDrafter:
         RecipeError: k = 0, or deeper than the head drafts.
     """
 
-    def __init__(self, head: nn.Module, model: PreTrainedModel, k: int, *, sampled: bool = False):
+    def __init__(self, head: Any, model: PreTrainedModel, k: int, *, sampled: bool = False):
         config = model.config.get_text_config()
-        own = head.config if isinstance(head.config, dict) else head.config.to_dict()  # type: ignore[union-attr]
-        width, vocab = own["hidden_size"], head.vocab.size  # type: ignore[union-attr]
-        if (width, vocab) != (config.hidden_size, config.vocab_size):
+        check_fits(k, 1, head_depth=head.block.max_depth)
+        if head.vocab.size != config.vocab_size:
             raise EngineError(
-                f"the head was made for a target of width {width} and {vocab} tokens, this one has width {config.hidden_size} and "
-                f"{config.vocab_size} tokens; use the target it was trained on."
+                f"the head drafts for a target of {head.vocab.size} tokens, this one has {config.vocab_size}; "
+                "use the target it was trained on."
             )
-        check_fits(k, 1, head_depth=head.block.max_depth)  # type: ignore[union-attr]
         self.head, self.vocab, self.depth, self.sampled = head, head.vocab, k, sampled
-        self.ids = head.vocab.ids.to(model.device)  # type: ignore[union-attr]
-        self.layers = [*head.block.feature_layers(config.num_hidden_layers), LAST_HIDDEN]  # type: ignore[union-attr]
+        self.ids = head.vocab.ids.to(model.device)
+        self.layers = [*head.block.feature_layers(config.num_hidden_layers), LAST_HIDDEN]
+        self._try(config.hidden_size, model.device, model.dtype)
+
+    def _try(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        """One draft from states of the target's shape: a head of another width fails here, and not in the middle of a measurement."""
+        one = torch.zeros(1, dtype=torch.long, device=device)
+        hidden = {layer: torch.zeros(1, width, device=device, dtype=dtype) for layer in self.layers}
+        try:
+            self.head.propose(hidden, one, one, self.start(), self.depth, lambda logits: logits.argmax(-1))
+        except RuntimeError as error:
+            raise EngineError(
+                f"{type(self.head).__name__} cannot draft from this target's states (width {width}, layers {self.layers}): "
+                f"{str(error).splitlines()[0]}; use the target it was trained on."
+            ) from None
 
     def start(self) -> Any:
-        return self.head.new_cache()  # type: ignore[operator]
+        return self.head.new_cache()
 
     def draft(self, request: Request, settings: Settings) -> Draft:
         chooser = Chooser(settings, request.dice, self.sampled)
@@ -114,11 +126,11 @@ class HeadDrafter:
 
     def propose(self, request: Request, choose: Any) -> Tensor:
         """[k] target ids, after the head's cache has been extended with the committed entries (feature of t, token t + 1)."""
-        return self.head.propose(request.hidden, *committed(request), request.state, self.depth, choose)  # type: ignore[operator]
+        return self.head.propose(request.hidden, *committed(request), request.state, self.depth, choose)
 
     def over_target_vocab(self, q: Tensor) -> Tensor:
         """q [n, D] → [n, V]."""
-        return q if self.vocab.full else scatter_to_target_vocab(q, self.vocab.d2t, self.vocab.size)  # type: ignore[union-attr]
+        return q if self.vocab.full else scatter_to_target_vocab(q, self.vocab.d2t, self.vocab.size)
 
 
 def committed(request: Request) -> tuple[Tensor, Tensor]:
@@ -156,9 +168,9 @@ class MedusaDrafter(HeadDrafter):
     depth d stands at every node of that depth and rank, so the tree is a function of the prefix: deterministic.
     """
 
-    def __init__(self, head: nn.Module, model: PreTrainedModel, shape: Shape):
+    def __init__(self, head: Any, model: PreTrainedModel, shape: Shape):
         super().__init__(head, model, shape.depth)
-        check_fits(shape.depth, shape.width, vocab_size=len(head.vocab.ids))  # type: ignore[union-attr]
+        check_fits(shape.depth, shape.width, vocab_size=len(head.vocab.ids))
         self.shape = shape
 
     def draft(self, request: Request, settings: Settings) -> Draft:
@@ -174,13 +186,13 @@ class GrownTreeDrafter(HeadDrafter):
     Such a head offers `fuse`, `advance`, `feedback` and `logits` (heads/autoregressive.py).
     """
 
-    def __init__(self, head: nn.Module, model: PreTrainedModel, depth: int, width: int, *, sampled: bool = False):
+    def __init__(self, head: Any, model: PreTrainedModel, depth: int, width: int, *, sampled: bool = False):
         super().__init__(head, model, depth, sampled=sampled)
         if not hasattr(head, "advance"):
             raise EngineError(
                 f"{type(head).__name__} drafts all depths at once, so a tree cannot be grown node by node; use eval.tree=medusa or chain."
             )
-        check_fits(depth, width, vocab_size=len(head.vocab.ids))  # type: ignore[union-attr]
+        check_fits(depth, width, vocab_size=len(head.vocab.ids))
 
     def expander(self, request: Request, settings: Settings) -> Expander:
         return Expander(self, request, settings)
@@ -195,8 +207,8 @@ class Expander:
     def __init__(self, drafter: GrownTreeDrafter, request: Request, settings: Settings):
         self.drafter, self.head, self.cache, self.settings = drafter, drafter.head, request.state, settings
         tokens, positions = committed(request)
-        feature = self.head.fuse(request.hidden)  # type: ignore[operator]
-        self.states = self.head.advance(feature, tokens, positions, self.cache)[-1:]  # type: ignore[operator]
+        feature = self.head.fuse(request.hidden)
+        self.states = self.head.advance(feature, tokens, positions, self.cache)[-1:]
         self.committed, self.position = self.cache.length, positions[-1:]
         self.ancestors: Tensor | None = None  # [F, nodes so far]: which of the drafted entries each frontier node sees
 
@@ -209,20 +221,20 @@ class Expander:
             # A child of the root sees, of the drafted entries, only itself.
             self.ancestors = own if self.ancestors is None else torch.cat([self.ancestors[parents], own], 1)
             self.position = self.position + 1
-            self.states = self.head.advance(  # type: ignore[operator]
-                self.head.feedback(self.states)[parents],  # type: ignore[operator]
+            self.states = self.head.advance(
+                self.head.feedback(self.states)[parents],
                 tokens,
                 self.position.expand(len(parents)),
                 self.cache,
                 visible=self.ancestors,
             )
-        logits = self.head.logits(self.states)  # type: ignore[operator]
+        logits = self.head.logits(self.states)
         draws = self.drafter.sampled and self.settings.temperature > 0
         log_probs = self.settings.probabilities(logits).log() if draws else logits.float().log_softmax(-1)
         vocab = self.drafter.vocab
-        if vocab.full:  # type: ignore[union-attr]
+        if vocab.full:
             return log_probs
-        full = log_probs.new_full((len(log_probs), vocab.size), -torch.inf)  # type: ignore[union-attr]
+        full = log_probs.new_full((len(log_probs), vocab.size), -torch.inf)
         return full.index_copy_(-1, self.drafter.ids, log_probs)
 
     def close(self) -> None:
@@ -232,7 +244,7 @@ class Expander:
 class Eagle2Drafter(GrownTreeDrafter):
     """EAGLE-2's dynamic tree (METHODS §3). Always deterministic: its scores know no temperature and its nodes are picked, not drawn."""
 
-    def __init__(self, head: nn.Module, model: PreTrainedModel, *, nodes: int = 60, depth: int = 6, top_k: int = 10):
+    def __init__(self, head: Any, model: PreTrainedModel, *, nodes: int = 60, depth: int = 6, top_k: int = 10):
         super().__init__(head, model, depth, top_k)
         if nodes < 2:
             raise RecipeError(f"eval.tree_nodes={nodes} leaves no room for a draft beside the root; set it to 2 or more.")
@@ -249,7 +261,7 @@ class Eagle2Drafter(GrownTreeDrafter):
 class StaticTreeDrafter(GrownTreeDrafter):
     """A static tree grown through the head (EAGLE-1): each node's children its best tokens, or drawn without replacement."""
 
-    def __init__(self, head: nn.Module, model: PreTrainedModel, shape: Shape, *, sampled: bool = False):
+    def __init__(self, head: Any, model: PreTrainedModel, shape: Shape, *, sampled: bool = False):
         super().__init__(head, model, shape.depth, shape.width, sampled=sampled)
         self.shape = shape
 

@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.decode import Decoded, Drafter, Request, Settings, decode
@@ -28,10 +28,10 @@ from eval.metrics import candidate_coverage, count, draft_vocab_coverage
 from eval.prepare import check_export, fingerprint_of, model_length, read_prompts
 from eval.target_cache import TargetCache
 from eval.trees import medusa_paths, rank_accuracies, rank_hits, shape_from_paths
-from eval.verify import RULES
+from eval.verify import RULES, TorchDice
 from eval.vllm_engine import Cell, append_record, read_records, threads
 from heads.exported import load_exported_head
-from heads.target import load_target_model, load_tokenizer, read_target
+from heads.target import TargetParts, load_target_model, load_tokenizer, read_target
 from recipes.errors import RecipeError
 from recipes.schema import Recipe
 
@@ -50,54 +50,74 @@ class Method:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """All cells of one recipe, with what the report needs beside them."""
+
+    records: list[dict[str, Any]]
+    prompts: dict[str, list[list[int]]]
+    export: dict[str, Any] | None  # headstart.json
+    target: TargetParts
+    model: PreTrainedModel
+
+
 def run(recipe: Recipe, recipe_path: str) -> dict[str, Any]:
-    """Measure every cell that the recipe asks for and write the report; returns it.
+    """Measure every cell that the recipe asks for and write the report; returns it. Raises what `measure_cells` raises."""
+    from eval.report import build_report, write_report
+
+    measured = measure_cells(recipe, recipe_path)
+    report = build_report(recipe, measured.records, measured.prompts, measured.export, measured.target.path)
+    report["ledger"] = list(ledgers(recipe, measured.records, max(recipe.eval.concurrency)))
+    write_report(report, recipe.report_dir)
+    return report
+
+
+def measure_cells(recipe: Recipe, recipe_path: str) -> Measured:
+    """Measure what reports/NAME/reference.jsonl does not hold yet.
 
     Raises:
         HeadstartError: target, export, prompts, tree or k do not fit each other.
     """
     from data_prep.progress import Progress
-    from eval.report import build_report, write_report
 
     target = read_target(recipe.target)
     meta = check_export(recipe, target, recipe_path) if "head" in recipe.eval.methods else None
     prompts = read_prompts(recipe)
     max_length = model_length(recipe, prompts, target.config.max_position_embeddings)
     model = load_target(recipe)
-    head = load_exported_head(recipe.export_dir, target)[0].to(model.device, model.dtype) if meta else None
+    head = load_exported_head(recipe.export_dir, target)[0].to(device=model.device, dtype=model.dtype) if meta else None
     methods = methods_of(recipe, model, head)
     cells = [Cell(*c) for c in product(prompts, recipe.eval.temperature, recipe.eval.concurrency)]
     file = recipe.report_dir / "reference.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     done = {key: record for key, record in read_records(file).items() if "error" not in record}
-    records = []
-    with Progress("reference decoder", sum(len(prompts[cell.prompts]) for cell in cells) * len(methods), unit="requests") as progress:
-        for method, cell in product(methods, cells):
-            key = key_of(recipe, target.fingerprint, method, cell, prompts[cell.prompts])
-            if key not in done:
-                record = {"key": key, "method": method.name, "k": method.k, **asdict(cell)}
-                if method.drafter is None:
-                    record["error"] = method.reason
-                else:
-                    settings = settings_for(recipe, method.drafter, cell, max_length, model)
-                    record |= measure(model, prompts[cell.prompts], method.drafter, settings, cell.concurrency, progress)
-                append_record(file, record)
-                done[key] = record
-            records.append(done[key])
-    report = build_report(recipe, records, prompts, meta, target.path)
-    report["ledger"] = list(ledgers(recipe, records, max(recipe.eval.concurrency)))
-    write_report(report, recipe.report_dir)
-    return report
+    todo = {
+        key_of(recipe, target.fingerprint, method, cell, prompts[cell.prompts]): (method, cell) for method, cell in product(methods, cells)
+    }
+    requests = {key: len(prompts[cell.prompts]) for key, (method, cell) in todo.items() if method.drafter is not None}
+    with Progress("reference decoder", sum(requests.values()), sum(requests.get(key, 0) for key in done), unit="requests") as progress:
+        for key, (method, cell) in todo.items():
+            if key in done:
+                continue
+            record = {"key": key, "method": method.name, "k": method.k, **asdict(cell)}
+            if method.drafter is None:
+                record["error"] = method.reason
+            else:
+                settings = settings_for(recipe, method.drafter, cell, max_length, model)
+                record |= measure(model, prompts[cell.prompts], method.drafter, settings, cell.concurrency, progress)
+            append_record(file, record)
+            done[key] = record
+    return Measured([done[key] for key in todo], prompts, meta, target, model)
 
 
 def load_target(recipe: Recipe) -> PreTrainedModel:
     """The target, on the GPU where there is one; FlashAttention takes no tree mask, so such targets run with SDPA here."""
     attn = "sdpa" if recipe.target.attn == "flash_attention_2" else recipe.target.attn
     model = load_target_model(recipe.target.model_copy(update={"attn": attn}))
-    return model.cuda() if torch.cuda.is_available() else model
+    return model.to("cuda") if torch.cuda.is_available() else model  # type: ignore[arg-type]
 
 
-def methods_of(recipe: Recipe, model: PreTrainedModel, head: nn.Module | None) -> list[Method]:
+def methods_of(recipe: Recipe, model: PreTrainedModel, head: Any | None) -> list[Method]:
     """What the recipe asks for, the baseline first and always; a tree stands beside the chains of the same head.
 
     Raises:
@@ -138,10 +158,9 @@ def settings_for(recipe: Recipe, drafter: Drafter, cell: Cell, max_length: int, 
 
 def eos_ids(recipe: Recipe, model: PreTrainedModel) -> frozenset[int]:
     """Tokens that end an answer, as vLLM finds them: the tokenizer's and those of generation_config.json."""
-    ids: list[int | None] = [load_tokenizer(recipe.target).eos_token_id]
+    own = load_tokenizer(recipe.target).eos_token_id
     given = model.generation_config.eos_token_id if model.generation_config else None
-    ids += given if isinstance(given, list) else [given]
-    return frozenset(i for i in ids if i is not None)
+    return frozenset(i for i in [own, *(given if isinstance(given, list) else [given])] if isinstance(i, int))
 
 
 def key_of(recipe: Recipe, target_fingerprint: str, method: Method, cell: Cell, prompts: list[list[int]]) -> str:
@@ -234,7 +253,7 @@ def ledgers(recipe: Recipe, records: Sequence[dict[str, Any]], max_batch_size: i
 # --- Medusa's tree ------------------------------------------------------------------------------------------------------------
 
 
-def calibrated_medusa(recipe: Recipe, model: PreTrainedModel, head: nn.Module) -> MedusaDrafter:
+def calibrated_medusa(recipe: Recipe, model: PreTrainedModel, head: Any) -> MedusaDrafter:
     """Medusa's tree for this head, from the ranks of the target's own tokens in answers to prompts that are not measured.
 
     Raises:
@@ -263,12 +282,12 @@ def calibrate(model: PreTrainedModel, chain: HeadDrafter, answers: Sequence[tupl
     Args:
         chain: drafts K tokens. answers: (prompt, greedy answer) token ids.
     """
-    hits = counts = 0
+    hits, counts = torch.zeros(chain.depth, ranks, dtype=torch.long), torch.zeros(chain.depth, dtype=torch.long)
     for prompt, answer in answers:
         tokens = prompt + answer
         cache = TargetCache(model, chain.layers)
         hidden = {layer: h[0] for layer, h in cache.prefill([tokens]).hidden.items()}
-        request = Request(prompt, dice=None, state=chain.start())  # type: ignore[arg-type] # nothing is drawn
+        request = Request(prompt, TorchDice(torch.Generator()), state=chain.start())
         begin, K = 0, chain.depth
         for end in range(len(prompt), len(tokens)):  # states 0..end-1 are known and token `end` is chosen
             request.tokens, request.hidden = tokens[: end + 1], {layer: h[begin:end] for layer, h in hidden.items()}
@@ -277,5 +296,5 @@ def calibrate(model: PreTrainedModel, chain: HeadDrafter, answers: Sequence[tupl
             guesses = chain.ids[torch.cat(chooser.chosen_from).topk(ranks).indices]  # [K, R]
             labels = torch.tensor((tokens[end + 1 :] + [-1] * K)[:K], device=guesses.device)
             new_hits, new_counts = rank_hits(guesses[None], labels[None], labels[None] >= 0)
-            hits, counts, begin = hits + new_hits, counts + new_counts, end
-    return rank_accuracies(hits, counts)  # type: ignore[arg-type]
+            hits, counts, begin = hits + new_hits.cpu(), counts + new_counts.cpu(), end
+    return rank_accuracies(hits, counts)

@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from eval.trees import Tree
 from heads import LAST_HIDDEN
-from heads.target import tapped
+from heads.target import Sink, tapped
 from recipes.errors import TargetError
 
 ROLLED_BACK = {"full_attention", "sliding_attention"}  # layer types whose entries can be dropped one by one
@@ -165,8 +166,10 @@ class TargetCache:
                     target.append(length + i)
         if rows:
             index = [torch.tensor(x, device=self.model.device) for x in (rows, source, target)]
-            for layer in self.cache.layers:
-                for states in (layer.keys, layer.values):  # [B, G, S, d]; the right side is a copy, so overlaps are safe
+            for layer in cast(list[DynamicLayer], self.cache.layers):
+                for states in cast(
+                    tuple[Tensor, Tensor], (layer.keys, layer.values)
+                ):  # [B, G, S, d]; the right side is a copy, so overlaps are safe
                     states[index[0], :, index[2]] = states[index[0], :, index[1]]
         self.lengths = [length + 1 + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         self._crop()
@@ -212,12 +215,14 @@ class TargetCache:
     def _capture(self) -> Iterator[dict[int, Tensor]]:
         """Collect the wanted states of the forward pass inside, without gradients."""
         hidden: dict[int, Tensor] = {}
-        decoder = self.model.get_decoder()
-        handle = None
-        if LAST_HIDDEN in self.layers:
-            handle = decoder.register_forward_hook(lambda module, args, output: hidden.__setitem__(LAST_HIDDEN, output.last_hidden_state))
+
+        def last(module: nn.Module, args: Any, output: Any) -> None:
+            hidden[LAST_HIDDEN] = output.last_hidden_state
+
+        handle = self.model.get_decoder().register_forward_hook(last) if LAST_HIDDEN in self.layers else None
         try:
-            with torch.no_grad(), tapped(self.model, [layer for layer in self.layers if layer != LAST_HIDDEN], hidden.__setitem__):  # type: ignore[arg-type]
+            blocks = [layer for layer in self.layers if layer != LAST_HIDDEN]
+            with torch.no_grad(), tapped(self.model, blocks, cast(Sink, hidden.__setitem__)):
                 yield hidden
         finally:
             if handle is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from transformers import PreTrainedModel
 from heads import head_class
 from heads.eagle3 import Eagle3Head
 from heads.target import TargetParts, load_target_model, read_target
-from heads.vocab import DraftVocab
-from recipes.methods import DistributionObjective
+from heads.vocab import DraftVocab, build_draft_vocab
 from recipes.methods import Eagle3Head as Eagle3Block
 from recipes.schema import Recipe, Target, load_recipe
 from train.export import export_head
@@ -41,16 +41,19 @@ def exported(recipe_arguments: Callable[..., list[str]]) -> Path:
     vocab = DraftVocab(torch.arange(128), target.vocab_size)
     torch.manual_seed(0)
     head = head_class(recipe.method)(recipe.head, target, vocab)
-    layers = recipe.head.feature_layers(target.num_layers)
-    states = {layer: torch.randn(12, target.hidden_size) for layer in layers}
-    row = SimpleNamespace(input_ids=torch.arange(12), hidden=states, last_hidden=torch.randn(12, target.hidden_size))
-    rows = SimpleNamespace(supervised=torch.tensor([5]), read=lambda number, wanted: row)
     figures = {"steps": 0, "validation": {"al": {1: 1.01, 2: 1.02, 3: 1.3}}}
-    return export_head(recipe, head, target, rows, figures, recipe.export_dir)
+    return export_head(recipe, head, target, random_rows(recipe.head.feature_layers(4), target.hidden_size), figures, recipe.export_dir)
+
+
+def random_rows(layers: list[int], hidden_size: int) -> Any:
+    """A feature store of one row, for the export's self-test."""
+    states = {layer: torch.randn(12, hidden_size) for layer in layers}
+    row = SimpleNamespace(input_ids=torch.arange(12), hidden=states, last_hidden=torch.randn(12, hidden_size))
+    return SimpleNamespace(supervised=torch.tensor([5]), read=lambda number, wanted: row)
 
 
 PROMPTS = [[72, 101, 108, 108, 111], [33], list(range(40, 57)), [200, 100, 50] * 9]  # of unequal lengths, one of a single token
-LEARNT = 40  # tokens of each greedy answer that `trained_head` has seen
+LEARNT = 32  # tokens of each greedy answer that `trained_head` has seen
 
 
 @pytest.fixture(scope="session")
@@ -97,15 +100,22 @@ def head(parts: TargetParts) -> Eagle3Head:
 
 
 @pytest.fixture(scope="session")
-def trained_head(parts: TargetParts, model: PreTrainedModel, greedy: Callable) -> Eagle3Head:
-    """Overfitted on the greedy answers to PROMPTS, full vocabulary: accepts most drafts there, few elsewhere."""
+def trained_recipe(recipe_arguments: Callable[..., list[str]]) -> Recipe:
+    path, *overrides = recipe_arguments("head.draft_vocab_size=200", "head.unroll_steps=4", "objective.loss=ce")
+    return load_recipe(path, overrides)
+
+
+@pytest.fixture(scope="session")
+def trained_head(trained_recipe: Recipe, parts: TargetParts, model: PreTrainedModel, greedy: Callable) -> Eagle3Head:
+    """Overfitted on the greedy answers to PROMPTS: there it has all drafts accepted, elsewhere few."""
     from train.eagle3 import Eagle3Objective
     from train.packing import Batch
 
-    torch.manual_seed(1)
-    block = Eagle3Block(aux_layers=[1, 2, 3], draft_vocab_size=None, unroll_steps=4)
-    head = Eagle3Head(block, parts, DraftVocab(torch.arange(260), 260))
     rows = [torch.tensor(prompt + greedy(prompt, LEARNT)) for prompt in PROMPTS]
+    counts = torch.bincount(torch.cat(rows), minlength=260)
+    vocab = build_draft_vocab(counts, 200, [])
+    torch.manual_seed(1)
+    head = Eagle3Head(trained_recipe.head, parts, vocab)  # type: ignore[arg-type]
     with torch.no_grad():
         outputs = [model(row[None], output_hidden_states=True).hidden_states for row in rows]
     batch = Batch(
@@ -116,10 +126,19 @@ def trained_head(parts: TargetParts, model: PreTrainedModel, greedy: Callable) -
         hidden={layer: torch.cat([hidden[layer][0] for hidden in outputs]) for layer in (1, 2, 3)},
         last_hidden=torch.cat([hidden[-1][0] for hidden in outputs]),
     )
-    objective = Eagle3Objective(head, parts, DistributionObjective(loss="ce"))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
-    for _ in range(60):
+    objective = Eagle3Objective(head, parts, trained_recipe.objective)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=3e-3)
+    for _ in range(150):
         optimizer.zero_grad()
-        (objective(batch).loss_sum / batch.loss_mask.sum()).backward()
+        output = objective(batch)
+        if output.loss_sum < 0.1 * batch.supervised and bool((output.depth_correct == output.depth_count).all()):
+            break
+        (output.loss_sum / batch.supervised).backward()
         optimizer.step()
     return head.eval()
+
+
+@pytest.fixture(scope="session")
+def trained_export(trained_recipe: Recipe, trained_head: Eagle3Head, parts: TargetParts) -> Path:
+    """`trained_head` in export form. Read it, do not write into it."""
+    return export_head(trained_recipe, trained_head, parts, random_rows([1, 2, 3], 64), {"steps": 40}, trained_recipe.export_dir)

@@ -1,7 +1,6 @@
 """The engine child: what is measured again and what is not, and one real run of vLLM on the tiny target."""
 
 import json
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -205,15 +204,14 @@ class TestReal:
                 assert "55005" in records[method, "same", 1.0]["note"]  # the report says that vLLM was mended
 
     def test_a_broken_engine_leaves_its_reason_and_spoils_no_other(self, real):
-        _, out, records = real
+        _, _, records = real
         broken = [r for (method, _, _), r in records.items() if method == "broken"]
         assert len(broken) == 4 and all("nothing here" in r["error"] and "cells.log" in r["error"] for r in broken)
         assert all("requests" in r for (method, _, _), r in records.items() if method != "broken")
-        assert out.with_suffix(".log").is_file() and not out.with_suffix(".job.json").exists()
 
     def test_the_same_job_again_measures_nothing(self, real):
         job, out, records = real
         whole = replace(job, engines=[e for e in job.engines if e.method != "broken"])
-        start = time.monotonic()
-        assert run_cells(whole, out) == [r for (method, _, _), r in records.items() if method != "broken"]
-        assert time.monotonic() - start < 3
+        ticks: list[dict[str, Any]] = []
+        assert run_cells(whole, out, ticks.append) == [r for (method, _, _), r in records.items() if method != "broken"]
+        assert ticks == []  # no engine was started
