@@ -1,0 +1,104 @@
+"""From a checkpoint to the served folder: whole, the same, and clear about what is missing."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from data_prep.__main__ import main as data_prep
+from heads.exported import load_exported_head
+from heads.target import read_target
+from recipes.errors import ExportError
+from recipes.schema import load_recipe
+from train import export
+from train.eagle3 import Eagle3Objective
+from train.loop import fit
+
+DEBUG = str(Path(__file__).parents[2] / "recipes/debug/eagle3.yaml")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run of the debug recipe: (recipe, folder)."""
+    out = tmp_path_factory.mktemp("trained")
+    overrides = [f"features.dir={out}/features", f"train.dir={out}/run", f"export.dir={out}/export"]
+    assert data_prep([DEBUG, *overrides]) == 0
+    recipe = load_recipe(DEBUG, [*overrides, "train.max_steps=2", "train.save_every=1", "train.trackers=[tensorboard]"])
+    fit(recipe, Eagle3Objective)
+    return recipe, out
+
+
+def test_any_checkpoint_can_be_exported(trained, tmp_path):
+    recipe, out = trained
+    export.main([str(recipe.run_dir), "--step", "1", "--output", str(tmp_path / "early")])
+    early, last = load_file(tmp_path / "early/model.safetensors"), load_file(recipe.export_dir / "model.safetensors")
+    assert early.keys() == last.keys() and not torch.equal(early["fc.weight"], last["fc.weight"])
+    export.main([str(recipe.run_dir), "--output", str(tmp_path / "again")])
+    again = load_file(tmp_path / "again/model.safetensors")
+    assert all(torch.equal(again[name], last[name]) for name in last)
+
+
+def test_the_folder_says_what_it_is(trained):
+    """B27, B31: recipe, target, layers and trained length stand beside the weights; nothing has to be guessed."""
+    recipe, _ = trained
+    meta, config = (json.loads((recipe.export_dir / name).read_text()) for name in ("headstart.json", "config.json"))
+    assert meta["layers"] == config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert meta["trained_max_length"] == 256 and config["max_position_embeddings"] == 512
+    assert meta["speculative_config"] == {"method": "eagle3"} and meta["training"]["step"] == 2
+    for key in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "draft_vocab_size", "head_dim", "rope_parameters"):
+        assert key in config
+    assert "vllm serve" in (recipe.export_dir / "README.md").read_text()
+
+
+def test_trackers_are_fed(trained):
+    recipe, _ = trained
+    assert list(recipe.run_dir.rglob("events.out.tfevents.*"))
+
+
+def test_another_target_is_refused(trained, tmp_path):
+    """A head for another target: fingerprint or width."""
+    recipe, _ = trained
+    target = read_target(recipe.target)
+    meta = json.loads((recipe.export_dir / "headstart.json").read_text())
+    for key, value, message in (("fingerprint", "other", "fingerprint other"), ("hidden_size", 32, "width 32")):
+        folder = tmp_path / key
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_bytes((recipe.export_dir / name).read_bytes())
+        (folder / "headstart.json").write_text(json.dumps(meta | {"target": meta["target"] | {key: value}}))
+        with pytest.raises(ExportError, match=message):
+            load_exported_head(folder, target)
+
+
+def test_an_export_that_drafts_otherwise_is_not_called_done(trained, tmp_path, monkeypatch):
+    """The export is compared with the trained head through the served names."""
+    recipe, _ = trained
+
+    def spoilt(tensors, file, metadata=None):
+        save_file(tensors | {"fc.weight": -tensors["fc.weight"]}, file, metadata=metadata)
+
+    monkeypatch.setattr(export, "save_file", spoilt)
+    with pytest.raises(SystemExit):
+        export.main([str(recipe.run_dir), "--output", str(tmp_path / "bad")])
+    assert not (tmp_path / "bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "holds no recipe.yaml"),
+        (["RUN", "--step", "77"], "no checkpoint .*step_000077.* there are: step_000001, step_000002"),
+        ([], "give a run folder"),
+        (["--from", "x"], "--from needs --recipe"),
+    ],
+)
+def test_errors_are_one_line(trained, arguments, message, capsys):
+    recipe, _ = trained
+    with pytest.raises(SystemExit) as stopped:
+        export.main([str(recipe.run_dir) if a == "RUN" else a for a in arguments])
+    assert stopped.value.code == 2
+
+    assert re.search(message, capsys.readouterr().err)
