@@ -17,6 +17,8 @@ HEADS = {
     "mtp": "heads.mtp:MtpHead",
     "mtp_native": "heads.mtp_native:MtpNativeHead",
     "dflash": "heads.dflash:DflashHead",
+    "draft_model": "heads.draft_model:DraftModelHead",
+    "pard": "heads.pard:PardHead",
 }
 
 

@@ -16,10 +16,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from heads import head_class
+from heads.embedded import resolve_target
 from heads.protocol import Head
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError
+from recipes.errors import ExportError, TargetError
 from recipes.schema import Recipe, parse_recipe
 
 META_FILE = "headstart.json"
@@ -145,13 +146,26 @@ def load_exported_head(folder: Path, target: TargetParts) -> tuple[Head, Recipe]
     recipe = parse_recipe(meta["recipe"], source=str(folder / META_FILE))
     inside = recipe.head.inside_target  # then the folder holds the target as well
     tensors = {} if inside else read_tensors(folder)
-    head = head_class(recipe.method)(recipe.head, target, served_vocab(tensors, target.vocab_size))
+    own = {"architecture": meta["architecture"]} if "architecture" in meta else {}  # of a draft that is a whole model
+    head = head_class(recipe.method)(recipe.head, target, served_vocab(tensors, target.vocab_size), **own)
     shapes = head.served_shapes(config)
     if inside:
         tensors = read_tensors(folder, only=shapes)
     check_served(shapes, tensors, folder)
     head.load_served(tensors)
+    if hasattr(head, "load_extra"):
+        head.load_extra(folder)
     return head.eval(), recipe
+
+
+def resolve_draft(path: str) -> Path:
+    """The local folder of `head.init_from`: a folder, or a Hugging Face id. Raises TargetError where it is neither."""
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return resolve_target(path)
+    except TargetError as error:
+        raise TargetError(str(error).replace("target.path", "head.init_from")) from None
 
 
 def with_own_target(recipe: Recipe) -> Recipe:

@@ -75,6 +75,9 @@ def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, fi
         "versions": {name: _version(name) for name in ("headstart", "torch", "transformers")},
         "date": date.today().isoformat(),
     }
+    if hasattr(head, "architecture"):  # a draft that is a whole model, of any shape
+        meta["architecture"] = head.architecture()
+        head.save_extra(partial)
     (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
     (partial / "README.md").write_text(_model_card(recipe, meta, config))
     agreement = compare(head, load_exported_head(partial, target)[0], source, meta["layers"])
@@ -94,20 +97,21 @@ def compare(head: Head, other: Head, source: Any, layers: list[int], rows: int =
     """Share of equal drafts of two heads on stored rows, drafting `depth` tokens at a few positions of each."""
     equal = total = 0
     device = next(head.parameters()).device
+    first = 0 if getattr(head, "eats_first_token", False) else 1
     depth = min(depth, head.block.max_depth or depth)  # type: ignore[union-attr]
     picked = source.supervised.nonzero()[:rows, 0].tolist()
     for number in picked:
         row = source.read(number, layers)
         ids, n = row.input_ids, len(row.input_ids)
         for end in {n // 2, n - 1} - {0}:
-            # Entries 0..end-1 are committed, each paired with the token after it.
+            # Entries 0..end-1 are committed, each paired with the token after it; a draft that is a whole model eats token 0 too.
             drafts = []
             for module, where in ((head, device), (other, torch.device("cpu"))):
                 hidden = {layer: h[:end].to(where, torch.float32) for layer, h in (row.hidden | {LAST_HIDDEN: row.last_hidden}).items()}
                 drafts.append(
                     module.propose(
                         hidden,
-                        ids[1 : end + 1].to(where),
+                        ids[first : end + 1].to(where),
                         torch.arange(end, device=where),
                         module.new_cache(),
                         depth,
@@ -128,6 +132,8 @@ def load_export_into(head: Head, folder: Path) -> None:
         ExportError: tensors are missing or of another shape.
     """
     head.load_served(read_tensors(folder))
+    if hasattr(head, "load_extra"):
+        head.load_extra(folder)
 
 
 def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:

@@ -49,6 +49,30 @@ CONFIGS = {  # dimensions as the targets' own config.json gives them
     "XiaomiMiMo/MiMo-7B-RL": Qwen2Config(**MIMO),
 }
 
+DRAFTS = {  # models that drafts start from, as their own config.json gives them
+    "meta-llama/Llama-3.2-1B-Instruct": LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=128256,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen3-0.6B": Qwen3Config(
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    ),
+    "exports/smollm2-135m-draft_model": LlamaConfig(**SMOL | {"num_hidden_layers": 7}),
+}
+
 
 def test_recipes_are_found():
     assert len(FILES) >= 5
@@ -59,7 +83,8 @@ def test_methods_and_heads_agree():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
-def test_recipe(file):
+def test_recipe(file, monkeypatch):
+    monkeypatch.setattr("heads.draft_model.base_config", DRAFTS.__getitem__)
     recipe = load_recipe(file)
     header = "".join(line for line in file.read_text().splitlines(keepends=True) if line.startswith("#"))
     for script in re.findall(r"train/\w+\.py", header):

@@ -1,0 +1,91 @@
+"""transformers' own language models over packed documents, without padding, and with chains of mask slots behind the tokens.
+
+Any model whose attention goes through transformers' attention interface runs here as it is: its projections, norms and
+rotary embedding are its own, only who sees whom is ours. Made with `attn_implementation=PACKED`, and called
+
+    with `packed=Packed(document, …)`   entries are the N tokens of packed documents, then the slots of their chains
+    without it                          entries are new ones of one request, causal behind what its cache holds
+
+Entry table of one document of 4 tokens with chains of two slots behind its tokens 1 and 2, and a third behind token 1:
+
+    entry      0  1  2  3 | 4    5    | 6
+    token      x0 x1 x2 x3| MASK MASK | MASK
+    behind                | 1    2    | 1
+    position   0  1  2  3 | 2    3    | 3
+    sees                  | x0 x1, 4  | x0 x1, 4 6
+                               x0..x2, 5
+
+Shapes: N tokens, T entries (tokens and slots), R_i slots of depth i, A/G query/key-value heads, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, PretrainedConfig
+
+from heads.cache import cached_attention
+from heads.layers import document_attention, document_starts
+from recipes.errors import TargetError
+
+PACKED = "headstart_packed"  # the name under which transformers knows this attention
+
+
+class Packed:
+    """Who sees whom: a token the tokens of its document up to itself, a slot those up to its own token and its chain up to itself."""
+
+    def __init__(self, document: Tensor, chains: Sequence[Tensor] = ()):
+        """
+        Args:
+            document: [N] document of each token, ascending. chains: int64 [R_i], i = 1 …: ascending tokens behind which a slot of
+                depth i stands, each a subset of the one before, so that every slot has its whole chain.
+        """
+        self.starts = document_starts(document)
+        self.tokens = torch.arange(len(document), device=document.device)
+        self.slots: list[tuple[Tensor, slice, Tensor]] = []  # [R_i] tokens, the slots' entries, [R_i, i] entries of their chains
+        begin, before, chain = len(document), None, None
+        for tokens in chains:
+            entries = torch.arange(begin, begin + len(tokens), device=document.device)[:, None]
+            earlier = [] if before is None or chain is None else [chain[torch.searchsorted(before, tokens)]]
+            before, chain = tokens, torch.cat([*earlier, entries], 1)
+            self.slots.append((tokens, slice(begin, begin + len(tokens)), chain))
+            begin += len(tokens)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries [T, A, d] over keys and values [T, G, d] → [T, A, d]."""
+        N = len(self.tokens)
+        out = [document_attention(q[:N], k[:N], v[:N], self.tokens, self.starts)]
+        for tokens, entries, chain in self.slots:
+            # A look-up by F.embedding: its backward adds up rows much faster on a CPU than that of indexing.
+            own_k, own_v = (F.embedding(chain, side.flatten(1)).unflatten(-1, side.shape[1:]) for side in (k, v))
+            out.append(document_attention(q[entries], k[:N], v[:N], tokens, self.starts, own_k, own_v))
+        return torch.cat(out)
+
+
+def packed_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, packed: Packed | None = None, **_: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, A, T, d], key and value [1, G, ·, d] → [1, T, A, d]."""
+    q, k, v = (side[0].transpose(0, 1) for side in (query, key, value))
+    out = cached_attention(q, k, v, None) if packed is None else packed.attend(q, k, v)
+    return out[None], None
+
+
+AttentionInterface.register(PACKED, packed_attention)
+
+
+def check_packable(config: PretrainedConfig, name: str) -> None:
+    """Raise TargetError where a model does more than full causal attention and a plain LM head, which is all that runs here."""
+    types = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    scaled = [key for key in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(config, key, None)]
+    if types or windowed or scaled:
+        what = f"layers of type {', '.join(sorted(types))}" if types else "a sliding window" if windowed else ", ".join(scaled)
+        raise TargetError(
+            f"{name} ({config.model_type}) has {what}, and a draft model is trained with full causal attention and a plain LM head; "
+            "take a draft of another family, or train a head that reads the target's features (eagle3)."
+        )
