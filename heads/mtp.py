@@ -90,6 +90,7 @@ class MtpHead(AutoregressiveHead):
                 f"MTP drafts with the target's LM head over all {vocab.size} tokens; this draft vocabulary has {len(vocab.ids)}"
             )
         config = draft_llama_config(target.config, 1 if block.shared else block.unroll_steps, attention_bias=True)
+        assert config.head_dim is not None, "draft_llama_config sets it"
         if config.head_dim * config.num_attention_heads != config.hidden_size:
             raise RecipeError(
                 f"{target.path}: head_dim={config.head_dim} with {config.num_attention_heads} heads and hidden_size={config.hidden_size}, "
@@ -108,12 +109,11 @@ class MtpHead(AutoregressiveHead):
     @torch.no_grad()
     def _reset_norms(self) -> None:
         """No biases, and the target's own final norm, so that its LM head's directions mean tokens from the start."""
-        for module in self.stack:
-            for name, parameter in module.named_parameters():
-                if name.endswith("bias"):
-                    parameter.zero_()
-            if not self.lm_head.is_meta:
-                module.final_layernorm.weight.copy_(self.final_norm_weight)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif name.endswith("final_layernorm.weight") and not self.lm_head.is_meta:
+                parameter.copy_(self.final_norm_weight)
 
     def _check_rewritable(self) -> None:
         family = self._target.config.model_type

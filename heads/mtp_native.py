@@ -66,12 +66,12 @@ class Family(NamedTuple):
 def _deepseek_names(code: str, names: str, **differs: Any) -> Family:
     layer = "model.layers.{L}"
     own = [f"{layer}.{name}" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
-    return Family(code, f"{names}DecoderLayer", f"{names}RotaryEmbedding", "{L}", layer, *own, **differs)
+    return Family(code, f"{names}DecoderLayer", f"{names}RotaryEmbedding", "{L}", layer, own[0], own[1], own[2], own[3], **differs)
 
 
 def _qwen_names(code: str, names: str, rotary: str) -> Family:
     own = [f"mtp.{name}" for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")]
-    return Family(code, f"{names}DecoderLayer", rotary, "0", "mtp.layers.0", *own, hides_first=False)
+    return Family(code, f"{names}DecoderLayer", rotary, "0", "mtp.layers.0", own[0], own[1], own[2], own[3], hides_first=False)
 
 
 _MIMO = "model.mtp_layers.0"

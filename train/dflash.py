@@ -29,6 +29,8 @@ from train.packing import Batch
 class DflashObjective(nn.Module):
     """Weighted sum over the slots of all blocks."""
 
+    to_draft: Tensor  # int64 [V]
+
     def __init__(self, head: DflashHead, target: TargetParts, objective: DflashBlock):
         super().__init__()
         self.head, self.objective, self.teacher_parts = head, objective, target

@@ -10,7 +10,7 @@ eq. 25; its λ is the learning rate here, since nothing else is trained).
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from heads import LAST_HIDDEN, shift
 from heads.layers import document_starts
@@ -25,6 +25,8 @@ from train.packing import Batch
 
 class MtpObjective(nn.Module):
     """Weighted mean over depths; also the objective of a target's own MTP layer (train/mtp_native.py)."""
+
+    to_draft: Tensor  # int64 [V]
 
     def __init__(self, head: MtpHead | MtpNativeHead, target: TargetParts, objective: MtpBlock):
         super().__init__()

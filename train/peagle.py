@@ -26,6 +26,9 @@ from train.packing import Batch
 class PeagleObjective(nn.Module):
     """Sum over slots i of step_decay ** i times the loss of slot i."""
 
+    to_draft: Tensor  # int64 [V]
+    teacher_rows: Tensor  # [D, H], the target's LM head at the draft vocabulary
+
     def __init__(self, head: PeagleHead, target: TargetParts, objective: PeagleBlock):
         super().__init__()
         self.head, self.objective, self.teacher_parts = head, objective, target
