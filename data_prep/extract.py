@@ -28,6 +28,7 @@ from heads.target import DTYPES, Sink, load_target_model, tapped
 from recipes.errors import FeatureError, TargetError
 from recipes.schema import Target
 
+MAX_PADDING = 1 / 8  # share of a padded row
 PROBE_LOGITS = 256  # positions whose full-vocabulary logits are held at once
 
 
@@ -61,14 +62,16 @@ def plan_shards(lengths: list[int], shard_tokens: int) -> list[tuple[int, int]]:
 def plan_batches(lengths: list[int], batch_tokens: int, equal_lengths: bool = False) -> list[list[int]]:
     """Group rows of similar length, longest first, so that B × T stays within `batch_tokens` (a longer row stands alone).
 
-    >>> plan_batches([3, 9, 4, 8], batch_tokens=16)
-    [[1], [3, 2], [0]]
+    No row is padded by more than `MAX_PADDING` of its batch's length: a small shard would else be a quarter pads.
+
+    >>> plan_batches([30, 90, 40, 82, 88], batch_tokens=200)
+    [[1, 4], [3], [2], [0]]
     """
     batches: list[list[int]] = []
     width = 0
     for row in sorted(range(len(lengths)), key=lambda r: (-lengths[r], r)):
         fits = batches and width * (len(batches[-1]) + 1) <= batch_tokens
-        if fits and (lengths[row] == width or not equal_lengths):
+        if fits and lengths[row] >= width * (1 if equal_lengths else 1 - MAX_PADDING):
             batches[-1].append(row)
         else:
             batches.append([row])
