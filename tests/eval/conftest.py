@@ -77,19 +77,29 @@ def parts(target: Target) -> TargetParts:
 
 
 @pytest.fixture(scope="session")
-def greedy(model: PreTrainedModel) -> Callable[[list[int], int], list[int]]:
-    """The target's own greedy answer, from fresh forwards without any cache."""
-    known: dict[tuple[int, ...], list[int]] = {}
+def greedy_of() -> Callable[[PreTrainedModel], Callable[[list[int], int], list[int]]]:
+    """model → (prompt, length) → the model's own greedy answer, from fresh forwards without any cache."""
 
-    def answer(prompt: list[int], length: int) -> list[int]:
-        ids = prompt + known.get(tuple(prompt), [])
-        while len(ids) < len(prompt) + length:
-            with torch.no_grad():
-                ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-        known[tuple(prompt)] = ids[len(prompt) :]
-        return ids[len(prompt) : len(prompt) + length]
+    def make(model: PreTrainedModel) -> Callable[[list[int], int], list[int]]:
+        known: dict[tuple[int, ...], list[int]] = {}
 
-    return answer
+        def answer(prompt: list[int], length: int) -> list[int]:
+            ids = prompt + known.get(tuple(prompt), [])
+            while len(ids) < len(prompt) + length:
+                with torch.no_grad():
+                    ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+            known[tuple(prompt)] = ids[len(prompt) :]
+            return ids[len(prompt) : len(prompt) + length]
+
+        return answer
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def greedy(greedy_of: Callable, model: PreTrainedModel) -> Callable[[list[int], int], list[int]]:
+    """The tiny target's own greedy answer."""
+    return greedy_of(model)
 
 
 @pytest.fixture(scope="session")

@@ -100,20 +100,14 @@ def test_an_untrained_head_is_harmless(model, head, greedy, prompts):
     [(MistralConfig, {}), (Gemma3TextConfig, {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]})],
     ids=["mistral", "gemma3"],
 )
-def test_sliding_windows_survive_trees_and_roll_back(family, more):
+def test_sliding_windows_survive_trees_and_roll_back(family, more, greedy_of):
     """Windows count positions of the text, not slots of the cache; one mask for Mistral, one a layer type for Gemma."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
     config = family(sliding_window=6, head_dim=8, max_position_embeddings=128, initializer_range=0.3, **sizes, **ids, **more)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
 
-    def greedy(prompt: list[int], length: int) -> list[int]:
-        ids = list(prompt)
-        for _ in range(length):
-            with torch.no_grad():
-                ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-        return ids[len(prompt) :]
-
+    greedy = greedy_of(model)
     prompts = [[3, 4, 5], list(range(10, 30)), [7]]
     settings = Settings(max_tokens=20, max_length=128)
     expected = [greedy(prompt, 20) for prompt in prompts]
