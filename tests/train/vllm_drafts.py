@@ -3,7 +3,7 @@
     python tests/train/vllm_drafts.py JOB.json OUT.json
 
 JOB: a list of {"llm": engine arguments, "prompts": token ids, "max_tokens": int}. OUT: for each, {"outputs": token ids of
-each prompt, "rounds": [[prompt number, tokens before the newest one, newest token, drafted ids]]}, or {"error": text}.
+each prompt, "rounds": for each prompt the drafted ids of every round}, or {"error": text}.
 """
 
 import gc
@@ -16,39 +16,42 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.spec_decode.medusa import MedusaProposer
 
-rounds: list[list] = []
-prompt_number = 0
-original = SpecDecodeBaseProposer.propose
+drafts: list[list[int]] = []  # of the prompt at hand
 
 
-def recording(self, *args, **kwargs):
-    drafted = original(self, *args, **kwargs)
-    rejected = kwargs.get("num_rejected_tokens_gpu")
-    processed = int(kwargs["target_positions"][-1]) + 1 - (int(rejected[0]) if rejected is not None else 0)
-    rounds.append([prompt_number, processed, int(kwargs["next_token_ids"][0]), drafted[0].tolist()])
-    return drafted
+def record(proposer: type) -> None:
+    """Let every draft of a proposer be written down; prompts run one at a time."""
+    original = proposer.propose
+
+    def recording(self, *args, **kwargs):
+        drafted = original(self, *args, **kwargs)
+        drafts.append(drafted[0].tolist())
+        return drafted
+
+    proposer.propose = recording
 
 
 def run(job: dict) -> dict:
-    global prompt_number
-    rounds.clear()
     llm = LLM(**job["llm"])
     params = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False)
-    outputs = []
-    for number, prompt in enumerate(job["prompts"]):
-        prompt_number = number
+    outputs, rounds = [], []
+    for prompt in job["prompts"]:
+        drafts.clear()
         (done,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         outputs.append(list(done.outputs[0].token_ids))
+        rounds.append(list(drafts))
     llm.llm_engine.engine_core.shutdown()
     del llm
     gc.collect()
     cleanup_dist_env_and_memory()
-    return {"outputs": outputs, "rounds": list(rounds)}
+    return {"outputs": outputs, "rounds": rounds}
 
 
 if __name__ == "__main__":
-    SpecDecodeBaseProposer.propose = recording
+    record(SpecDecodeBaseProposer)
+    record(MedusaProposer)
     torch.set_num_threads(1)
     results = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
