@@ -187,8 +187,8 @@ class TestReal:
     def test_sampled_output_has_the_targets_distribution(self, real):
         """Temperature 1 with the mended kernel: tokens are distributed as without speculation (VLLM_FORMATS §10; E01).
 
-        Unmended, the distance of eagle3 is 0.65 (measured); mended it is 0.20, as between two halves of the baseline: `SAME` x 12 tokens over
-        260 ids are that noisy.
+        Unmended, the distance of eagle3 is 0.65 (measured). Mended it is 0.20, as between two halves of the baseline: so noisy are
+        `SAME` x 12 tokens over 260 ids.
         """
         _, _, records = real
 
