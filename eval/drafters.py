@@ -125,8 +125,14 @@ class HeadDrafter:
         return Draft(tree, "iid", self.over_target_vocab(torch.cat(chooser.chosen_from)))
 
     def propose(self, request: Request, choose: Any) -> Tensor:
-        """[k] target ids, after the head's cache has been extended with the committed entries (feature of t, token t + 1)."""
-        return self.head.propose(request.hidden, *committed(request), request.state, self.depth, choose)
+        """[k] target ids, after the head's cache has been extended with the committed entries (feature of t, token t + 1).
+
+        A draft that is a whole model eats token 0 as well, which stands before the first round's entries (B34).
+        """
+        tokens, positions = committed(request)
+        if getattr(self.head, "eats_first_token", False) and int(positions[0]) == 0:
+            tokens = torch.cat([tokens.new_tensor(request.tokens[:1]), tokens])
+        return self.head.propose(request.hidden, tokens, positions, request.state, self.depth, choose)
 
     def over_target_vocab(self, q: Tensor) -> Tensor:
         """q [n, D] → [n, V]."""

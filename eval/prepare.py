@@ -110,7 +110,10 @@ def engines_of(recipe: Recipe, meta: dict[str, Any] | None) -> tuple[list[Engine
     if "suffix" in cfg.methods:
         suffix = [Engine("suffix", k, {"method": "suffix", "num_speculative_tokens": k}) for k in cfg.k]
         if importlib.util.find_spec("arctic_inference") is None:
-            reason = f"eval.methods: suffix needs the package {SUFFIX_PACKAGE}: pip install it, or drop suffix from eval.methods (E03)"
+            reason = (
+                f"eval.methods: suffix needs the package {SUFFIX_PACKAGE} in vLLM: pip install 'headstart[suffix]', or drop suffix from "
+                "eval.methods, or set eval.engine=reference (E03)"
+            )
             impossible = dict.fromkeys(suffix, reason)
         engines += suffix
     if "ngram" in cfg.methods:

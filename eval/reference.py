@@ -26,6 +26,7 @@ from eval.drafters import Chooser, Eagle2Drafter, HeadDrafter, MedusaDrafter, Ng
 from eval.ledger import RoundCost, best_k, dynamic_schedule, ledger
 from eval.metrics import candidate_coverage, count, draft_vocab_coverage
 from eval.prepare import check_export, fingerprint_of, model_length, read_prompts
+from eval.suffix import SuffixDrafter
 from eval.target_cache import TargetCache
 from eval.trees import medusa_paths, rank_accuracies, rank_hits, shape_from_paths
 from eval.verify import RULES, TorchDice
@@ -37,17 +38,15 @@ from recipes.schema import Recipe
 
 WARM_UP_TOKENS = 8
 CALIBRATION_PROMPTS = 16  # whose answers tell how often each rank of each Medusa head is right
-NO_SUFFIX = "the reference decoder has no suffix decoding; measure it with eval.engine=vllm, or drop suffix from eval.methods."
 
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the report: who drafts, and how far ahead. `drafter` None cannot run here, for the reason given."""
+    """One line of the report: who drafts, and how far ahead."""
 
     name: str
     k: int
-    drafter: Drafter | None
-    reason: str = ""
+    drafter: Drafter
 
 
 @dataclass(frozen=True)
@@ -94,17 +93,14 @@ def measure_cells(recipe: Recipe, recipe_path: str) -> Measured:
     todo = {
         key_of(recipe, target.fingerprint, method, cell, prompts[cell.prompts]): (method, cell) for method, cell in product(methods, cells)
     }
-    requests = {key: len(prompts[cell.prompts]) for key, (method, cell) in todo.items() if method.drafter is not None}
+    requests = {key: len(prompts[cell.prompts]) for key, (_, cell) in todo.items()}
     with Progress("reference decoder", sum(requests.values()), sum(requests.get(key, 0) for key in done), unit="requests") as progress:
         for key, (method, cell) in todo.items():
             if key in done:
                 continue
             record = {"key": key, "method": method.name, "k": method.k, **asdict(cell)}
-            if method.drafter is None:
-                record["error"] = method.reason
-            else:
-                settings = settings_for(recipe, method.drafter, cell, max_length, model)
-                record |= measure(model, prompts[cell.prompts], method.drafter, settings, cell.concurrency, progress)
+            settings = settings_for(recipe, method.drafter, cell, max_length, model)
+            record |= measure(model, prompts[cell.prompts], method.drafter, settings, cell.concurrency, progress)
             append_record(file, record)
             done[key] = record
     return Measured([done[key] for key in todo], prompts, meta, target, model)
@@ -127,6 +123,9 @@ def methods_of(recipe: Recipe, model: PreTrainedModel, head: Any | None) -> list
     if head is not None:
         sampled = cfg.draft_sample_method == "probabilistic"
         methods += [Method(recipe.method, k, HeadDrafter(head, model, k, sampled=sampled)) for k in cfg.k]
+        if getattr(head, "target_layers", None) is not None:  # PARD-2 drafts both ways
+            twin = head.with_target_states()
+            methods += [Method(f"{recipe.method}, target states", k, HeadDrafter(twin, model, k, sampled=sampled)) for k in cfg.k]
         tree = None
         if cfg.tree == "eagle2":
             tree = Eagle2Drafter(head, model, nodes=cfg.tree_nodes, depth=cfg.tree_depth, top_k=cfg.tree_top_k)
@@ -137,7 +136,7 @@ def methods_of(recipe: Recipe, model: PreTrainedModel, head: Any | None) -> list
         if tree is not None:
             methods.append(Method(f"{recipe.method}, {cfg.tree} tree", tree.depth, tree))
     if "suffix" in cfg.methods:
-        methods += [Method("suffix", k, None, NO_SUFFIX) for k in cfg.k]
+        methods += [Method("suffix", k, SuffixDrafter(k)) for k in cfg.k]
     if "ngram" in cfg.methods:
         methods += [Method("ngram", k, NgramDrafter(k, cfg.ngram_min, cfg.ngram_max)) for k in cfg.k]
     return methods
@@ -183,6 +182,8 @@ def measure(
 
     warm_up = [prompt[::-1] for prompt in prompts[:concurrency]]
     decode(model, warm_up, drafter, replace(settings, max_tokens=WARM_UP_TOKENS), concurrency=concurrency)
+    if isinstance(drafter, SuffixDrafter):
+        drafter.forget()
     return record_of(decode(model, prompts, drafter, settings, concurrency=concurrency, on_round=tick), drafter, settings)
 
 

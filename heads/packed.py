@@ -82,7 +82,8 @@ def check_packable(config: PretrainedConfig, name: str) -> None:
     """Raise TargetError where a model does more than full causal attention and a plain LM head, which is all that runs here."""
     types = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
     windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    scaled = [key for key in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(config, key, None)]
+    scales = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling")
+    scaled = [key for key in scales if getattr(config, key, None) not in (None, 1.0)]
     if types or windowed or scaled:
         what = f"layers of type {', '.join(sorted(types))}" if types else "a sliding window" if windowed else ", ".join(scaled)
         raise TargetError(

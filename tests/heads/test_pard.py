@@ -1,5 +1,6 @@
 """PARD: who sees whom at which position, slots are real parallel drafting, and what is exported."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_positions(parts, monkeypatch):
 
 
 def test_mask_slots_while_drafting(parts, monkeypatch):
-    """B34: a prompt of 6 tokens and K = 4: all tokens from the first on, then 3 masks at positions 6, 7, 8; only tokens stay in the cache."""
+    """B34: a prompt of 6 tokens and K = 4: all tokens from the first on, then 3 masks at 6, 7, 8; only tokens stay in the cache."""
     head, asked, original = make(parts), [], PardHead.states
 
     def states(self, x, positions, **kw):
@@ -88,7 +89,7 @@ def test_mask_slots_while_drafting(parts, monkeypatch):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_slots_are_parallel_drafting(parts, tmp_path, frozen):
-    """METHODS §16.8, §7.1: slot j at an anchor is what the exported model makes of the tokens up to it followed by j masks, whatever was dropped."""
+    """METHODS §16.8, §7.1: slot j at an anchor is what the exported model makes of the tokens up to it and j masks, with drops."""
     head, lengths = make(parts, num_layers=3, train_embeddings=not frozen), [9, 1, 6]
     model = AutoModelForCausalLM.from_pretrained(written(head, tmp_path / "draft"), dtype=torch.float32).eval()
     ids, document = torch.randint(256, (16,)), torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
@@ -148,7 +149,7 @@ def test_target_states_enter_where_they_are_known(parts):
 def test_the_mask_row_learns_in_a_frozen_embedding(parts, tied):
     """B34: the row exists and is trained; it is written into the file, no other row changes, and a tied LM head has it too."""
     config = LlamaConfig(**parts.config.to_dict() | {"tie_word_embeddings": tied})
-    head = make(TargetParts(parts.path, config, *[getattr(parts, f) for f in ("embed_tokens", "lm_head", "lm_head_bias", "norm", "fingerprint")]), train_embeddings=False)
+    head = make(replace(parts, config=config), train_embeddings=False)
     before = head.embedding.clone()
     assert head.mask_embedding is not None and head.mask_embedding.requires_grad and not head.embedding.requires_grad
     head.mask_slots(3).sum().backward()
@@ -159,7 +160,8 @@ def test_the_mask_row_learns_in_a_frozen_embedding(parts, tied):
     torch.testing.assert_close(served[MASK], before[MASK] + 1)
     assert torch.equal(served[:MASK], before[:MASK]) and (head.head_weight is head.embedding) == tied
     other = make(parts, train_embeddings=False)
-    other.load_served({name: tensor.clone() for name, tensor in make(parts).served_tensors().items()} | {"model.embed_tokens.weight": served.clone()})
+    tensors = {name: tensor.clone() for name, tensor in make(parts).served_tensors().items()}
+    other.load_served(tensors | {"model.embed_tokens.weight": served.clone()})
     assert torch.equal(other.mask_embedding, head.mask_embedding)  # type: ignore[arg-type]
 
 
@@ -168,7 +170,8 @@ def test_served_layout_round_trip(parts, tmp_path, aux):
     """B34: `pard_token` is there; E07; PARD-2's projection lies beside what a server loads and comes back."""
     head = make(parts, aux_layers=aux)
     config = head.served_config()
-    assert config["pard_token"] == MASK and config["spd_type"] == ("pard2" if aux else "pard") and config["architectures"] == ["LlamaForCausalLM"]
+    assert config["pard_token"] == MASK and config["spd_type"] == ("pard2" if aux else "pard")
+    assert config["architectures"] == ["LlamaForCausalLM"]
     folder = written(head, tmp_path / "draft")
     tensors = read_tensors(folder)
     check_served(PardHead.served_shapes(config), tensors, "export")

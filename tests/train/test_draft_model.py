@@ -73,7 +73,8 @@ def test_is_the_plain_loss_of_real_drafts(parts, loss):
                     continue
                 seen: list[torch.Tensor] = []
                 prefix = batch.input_ids[where.start : end]
-                head.propose({}, prefix, torch.arange(len(prefix) - 1), head.new_cache(), 1, lambda z, seen=seen: seen.append(z) or greedy(z))
+                choose = lambda z, seen=seen: seen.append(z) or greedy(z)  # noqa: E731
+                head.propose({}, prefix, torch.arange(len(prefix) - 1), head.new_cache(), 1, choose)
                 label = int(batch.input_ids[end]) if end < where.stop else -1
                 counts[i] += label >= 0
                 hits[i, t] = int(seen[0].argmax()) == label

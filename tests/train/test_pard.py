@@ -134,7 +134,7 @@ def test_the_end_of_an_answer_is_a_label_at_every_depth(parts):
                 for i in range(3)
                 if t + 2 + i <= 6
             )
-        assert float(out.loss_sum) == pytest.approx(expected, rel=1e-4)
+        assert float(out.loss_sum.detach()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_alignment_table(parts):
@@ -163,7 +163,7 @@ def test_confidence_weights(parts):
 
 
 def test_dropped_features(parts):
-    """METHODS §7.2: whole rows are trained without the target's states, and then exactly as they are drafted without; validation is without."""
+    """METHODS §7.2: whole rows are trained without the target's states, then exactly as they are drafted without; so is validation."""
     always = make(parts, {"keep_ratio": 1.0, "keep_min": 1.0}, aux_layers=[1, 3]).train()
     with torch.no_grad():
         always.head.target_proj.weight.normal_()
