@@ -52,7 +52,9 @@ def show_row(conversation: Conversation, row: Row, tokenizer, console) -> None:
     if conversation.temperature is not None:
         origin += f", temperature {conversation.temperature:g}, ended by {conversation.finish_reason}"
     console.rule(style="dim")
-    console.print(Text(f"{conversation.id}: {tokens} tokens, {supervised} supervised ({supervised / tokens:.0%}); answer: {origin}"), soft_wrap=True)
+    console.print(
+        Text(f"{conversation.id}: {tokens} tokens, {supervised} supervised ({supervised / tokens:.0%}); answer: {origin}"), soft_wrap=True
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

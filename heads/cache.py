@@ -43,6 +43,10 @@ def cached_attention(q: Tensor, key: Tensor, value: Tensor, visible: Tensor | No
         visible = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
     mask = torch.cat([visible.new_ones(n, m - visible.shape[1]), visible], 1) if n > 1 or not bool(visible.all()) else None
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], attn_mask=mask, enable_gqa=q.shape[1] != key.shape[1]
+        q.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=mask,
+        enable_gqa=q.shape[1] != key.shape[1],
     )
     return out[0].transpose(0, 1)

@@ -69,7 +69,7 @@ class DraftModelHead(nn.Module):
         model = build(config)
         self.config, self.architecture_name, self.prefix = model.config, type(model).__name__, model.base_model_prefix + "."
         self.decoder = model.get_decoder()
-        self.decoder.get_input_embeddings().padding_idx = None  # the padding token's row learns too: it may be PARD's mask token
+        self.decoder.get_input_embeddings().padding_idx = None  # type: ignore[assignment]  # the padding token's row learns too: it may be PARD's mask token
         self.lm_head: nn.Linear | None = None if config.tie_word_embeddings else model.get_output_embeddings()  # type: ignore[assignment]
         if not block.train_embeddings:
             for weight in (self.embedding, self.head_weight):
@@ -93,7 +93,7 @@ class DraftModelHead(nn.Module):
     @property
     def embedding(self) -> Tensor:
         """[V, H]."""
-        return self.decoder.get_input_embeddings().weight
+        return self.decoder.get_input_embeddings().weight  # type: ignore[return-value]
 
     @property
     def head_weight(self) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -58,3 +59,20 @@ class Head(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class WholeModel(Protocol):
+    """What a draft that is a causal LM of any shape adds: its own config, and files beside the weights."""
+
+    def architecture(self) -> dict[str, Any]:
+        """What `headstart.json` must hold to build the same model again."""
+        ...
+
+    def save_extra(self, folder: Path) -> None:
+        """Write what else the export needs."""
+        ...
+
+    def load_extra(self, folder: Path) -> None:
+        """Read it back."""
+        ...

@@ -266,7 +266,7 @@ class MtpNativeHead(HeadBlock):
 
 
 class MtpObjective(DistributionObjective):
-    """Weight of depth i is step_decay ** i over the sum of all: .51, .31, .18 with FastMTP's 0.6 and three depths; 1 is DeepSeek-V3's mean."""
+    """Weight of depth i is step_decay ** i over the sum of all: .51, .31, .18 with FastMTP's 0.6 and three depths; 1 is a mean."""
 
     step_decay: float = Field(default=0.6, gt=0, le=1)
 

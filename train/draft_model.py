@@ -10,7 +10,7 @@ causal pass over packed rows trains all depths: depth i at index t is depth 0 at
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heads import shift
 from heads.draft_model import DraftModelHead
@@ -24,6 +24,9 @@ from train.packing import Batch
 
 class DraftModelObjective(nn.Module):
     """Sum of the losses of every supervised prediction."""
+
+    teacher_rows: Tensor  # [V, H], the target's LM head
+    to_draft: Tensor  # int64 [V]
 
     def __init__(self, head: DraftModelHead, target: TargetParts, objective: DraftModelBlock):
         super().__init__()

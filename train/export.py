@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from data_prep.store import FeatureStore
 from heads import LAST_HIDDEN, head_class
 from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
-from heads.protocol import Head
+from heads.protocol import Head, WholeModel
 from heads.target import DTYPES, TargetParts, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
@@ -75,7 +75,7 @@ def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, fi
         "versions": {name: _version(name) for name in ("headstart", "torch", "transformers")},
         "date": date.today().isoformat(),
     }
-    if hasattr(head, "architecture"):  # a draft that is a whole model, of any shape
+    if isinstance(head, WholeModel):
         meta["architecture"] = head.architecture()
         head.save_extra(partial)
     (partial / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
@@ -132,7 +132,7 @@ def load_export_into(head: Head, folder: Path) -> None:
         ExportError: tensors are missing or of another shape.
     """
     head.load_served(read_tensors(folder))
-    if hasattr(head, "load_extra"):
+    if isinstance(head, WholeModel):
         head.load_extra(folder)
 
 

@@ -31,6 +31,9 @@ from train.peagle import nested_anchors
 class PardObjective(nn.Module):
     """Sum over slots i of step_decay ** i (times how likely the target is to get there) times the loss of slot i."""
 
+    teacher_rows: Tensor  # [V, H], the target's LM head
+    to_draft: Tensor  # int64 [V]
+
     def __init__(self, head: PardHead, target: TargetParts, objective: PardBlock):
         super().__init__()
         if objective.feature_drop and head.target_layers is None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,6 +288,23 @@ def test_every_end_of_turn_is_known(tiny_target, tmp_path, target):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 9]}')
     tokenizer = load_tokenizer(target)
     assert end_of_turn_ids(Target(path=str(tmp_path)), tokenizer) == sorted({3, 9, tokenizer.eos_token_id})
+
+
+def test_answers_end_at_their_end_of_turn(tiny_target, tmp_path, prompts, target):
+    """The end-of-turn token is kept in the ids, not in the text, and nothing that a batch was padded with comes behind it."""
+    long = {row["id"]: row["answer_ids"] for row in read(regenerate([prompts], target, options(), tmp_path / "long.jsonl"))}
+    stop = long["p0"][2]
+    shutil.copytree(tiny_target, tmp_path / "target")
+    (tmp_path / "target" / "generation_config.json").write_text(json.dumps({"eos_token_id": [stop]}))
+    chatty = Target(path=str(tmp_path / "target"), dtype="float32")
+    rows = read(regenerate([prompts], chatty, options(), tmp_path / "short.jsonl"))
+    tokenizer = load_tokenizer(target)
+    for row in rows:
+        ended = stop in long[row["id"]]
+        expected = long[row["id"]][: long[row["id"]].index(stop) + 1] if ended else long[row["id"]]
+        assert row["answer_ids"] == expected and row["finish_reason"] == ("stop" if ended else "length")
+        assert row["messages"][-1]["content"] == tokenizer.decode(expected[:-1] if ended else expected)
+    assert len({row["finish_reason"] for row in rows}) == 2
 
 
 def test_command_says_what_is_wrong(prompts, tmp_path, capsys):

@@ -390,7 +390,7 @@ def test_an_answer_cut_by_its_budget_has_no_end_of_turn():
     assert supervised(row, tokenizer) == "hel"
 
 
-@pytest.mark.parametrize("ids", [[104, 105], [5000]], ids=["spell something else", "outside the vocabulary"])
+@pytest.mark.parametrize("ids", [[104, 105], [*b"hello", 5000]], ids=["spell something else", "outside the vocabulary"])
 def test_ids_of_another_tokenizer_are_not_used(ids):
     """The text is tokenised instead, and the summary says so."""
     tokenizer = make_tokenizer(CHATML)

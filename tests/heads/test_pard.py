@@ -89,7 +89,7 @@ def test_mask_slots_while_drafting(parts, monkeypatch):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_slots_are_parallel_drafting(parts, tmp_path, frozen):
-    """METHODS §16.8, §7.1: slot j at an anchor is what the exported model makes of the tokens up to it and j masks, with drops."""
+    """METHODS §16.8, §7.1: slot j at an anchor is what the exported model makes of the tokens up to it and j masks."""
     head, lengths = make(parts, num_layers=3, train_embeddings=not frozen), [9, 1, 6]
     model = AutoModelForCausalLM.from_pretrained(written(head, tmp_path / "draft"), dtype=torch.float32).eval()
     ids, document = torch.randint(256, (16,)), torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
