@@ -93,7 +93,7 @@ def test_the_requests_own_text_wins_ties_and_other_answers_are_remembered():
     assert drafted(drafter, second) == [4, 5]
     assert drafter.past.count([4, 5]) == 1 and drafter.past.count([9]) == 0  # answers, not prompts
     assert drafter.active == [second]
-    own = request_of([2, 3, 6, 1, 2, 3])
+    own = request_of([2, 3, 6, 8, 2, 3])
     assert drafted(drafter, own)[:1] == [6]  # after "2 3": 6 once here, 4 once there; equal scores
     drafter.forget()
     assert drafted(drafter, request_of([8, 7], [2, 3])) == []
