@@ -165,7 +165,9 @@ def eos_ids(recipe: Recipe, model: PreTrainedModel) -> frozenset[int]:
 def key_of(recipe: Recipe, target_fingerprint: str, method: Method, cell: Cell, prompts: list[list[int]]) -> str:
     """A hash of all that decides a cell's figures."""
     head = fingerprint_of(recipe.export_dir) if method.name.startswith(recipe.method) else ""
-    ignored = {"methods", "prompts", "max_prompts", "k", "temperature", "concurrency", "dir"}  # of the recipe: the cell has them
+    ignored = {"engine", "methods", "prompts", "max_prompts", "k", "temperature", "concurrency", "dir"}  # the cell has them
+    if not method.name.endswith(" tree"):
+        ignored |= {key for key in type(recipe.eval).model_fields if key.startswith("tree")}
     settings = [recipe.eval.model_dump(mode="json", exclude=ignored), recipe.target.model_dump(mode="json"), target_fingerprint, head]
     settings += [method.name, method.k, asdict(cell), prompts, torch.__version__, torch.cuda.is_available(), threads()]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
