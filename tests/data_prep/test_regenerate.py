@@ -197,6 +197,15 @@ def test_greedy_share_goes_by_the_prompt(target, tmp_path):
     assert set(counts) == {0.0, 0.8} and min(counts.values()) >= 20
 
 
+def test_greedy_rows_stay_greedy_beside_sampled_ones(target, prompts, tmp_path):
+    greedy = read(regenerate([prompts], target, options(), tmp_path / "greedy.jsonl"))
+    mixed = read(regenerate([prompts], target, options(temperature=5.0, greedy_share=0.6), tmp_path / "mixed.jsonl"))
+    same = {row["temperature"]: [] for row in mixed}
+    for one, other in zip(greedy, mixed, strict=True):
+        same[other["temperature"]].append(one["answer_ids"] == other["answer_ids"])
+    assert all(same[0.0]) and not any(same[5.0])
+
+
 CHAT = [("system", "s"), ("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assistant", "a2"), ("user", "q3")]
 
 
