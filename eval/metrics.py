@@ -61,6 +61,7 @@ DEFINITIONS = {
     "round_seconds": (
         "seconds of one round for all requests in flight: draft, verify (the target's forward), overhead (acceptance, roll-back, the rest)"
     ),
+    "draft_seconds": "seconds in which vLLM's proposer drafts for all requests in flight, mean over its calls; on a CPU only",
     "lossless": "whether the verification rule keeps the target's own distribution; typical acceptance does not",
     "speedup": "tokens per second / tokens per second of the same engine without speculation, same prompts and settings",
     "AL~": "ESTIMATED acceptance length, from held-out features during training; AL without ~ is only ever counted in an engine",

@@ -199,11 +199,12 @@ def hardware() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ writing it
 
 
-COLUMNS = ("method", "k", "AL", "AL~", "tokens/step", "rate", "per position %", "tokens/s", "speed-up", "repeats", "= base")
+COLUMNS = ("method", "k", "AL", "AL~", "tokens/step", "rate", "per position %", "draft ms", "tokens/s", "speed-up", "repeats", "= base")
 LEGEND = (
     "AL: acceptance length, the tokens that a draft yields, bonus token included, as the engine counts it. AL~: the same as training "
     "estimated it. tokens/step: per step of the target, steps without a draft included. rate: accepted / drafted tokens. per position: "
-    "share of drafts accepted that far. repeats: share of 4-grams that the answers repeat. = base: greedy answers equal to the baseline's."
+    "share of drafts accepted that far. draft ms: drafting in one round, for all requests in flight (vLLM: on a CPU only). "
+    "repeats: share of 4-grams that the answers repeat. = base: greedy answers equal to the baseline's."
 )
 
 
@@ -212,6 +213,7 @@ def row_of(run: Mapping[str, Any]) -> list[str]:
     if "error" in run:
         return [run["method"], str(run["k"] or "")] + ["failed"] + [""] * (len(COLUMNS) - 3)
     plain = run["method"] == "baseline"
+    drafting = run.get("draft_seconds") or run.get("round_seconds", {}).get("draft")
     return [
         run["method"],
         str(run["k"] or ""),
@@ -220,6 +222,7 @@ def row_of(run: Mapping[str, Any]) -> list[str]:
         f"{run['mean_accepted_tokens']:.2f}" if run["mean_accepted_tokens"] else "",
         "" if plain or run["acceptance_rate"] is None else f"{run['acceptance_rate']:.0%}",
         " ".join(f"{100 * rate:.0f}" for rate in run["per_position"]),
+        f"{1000 * drafting:.1f}" if drafting and not plain else "",
         f"{run['output_tokens_per_second']:.1f}",
         f"{run['speedup']:.2f}×" if run["speedup"] else "",
         f"{run['repeated_4gram_share']:.0%}" if run["repeated_4gram_share"] is not None else "",

@@ -120,6 +120,7 @@ def run_cells(
                    first) and, for the rounds that verified drafts, `accepted` and `drafted`
         seconds    wall time of the whole set
         counters   vLLM's own, as differences: `drafts`, `draft_tokens`, `accepted_tokens`
+        figures    `draft_seconds`, where the engine runs in the child's own process (on a CPU)
         note       what the plug-in mended, or None
 
     An engine that fails leaves its reason in the records of its cells, and the rest runs in a fresh child. vLLM's log lies
@@ -309,12 +310,35 @@ def _measure(job: Job, engine: Engine, cell: Cell, llm: Any) -> dict[str, Any]:
     prompts = job.prompts[cell.prompts]
     warm_up = [ids[::-1] for ids in prompts[: cell.concurrency]]  # reversed: no method has seen a measured prompt's answer
     _generate(llm, warm_up, cell, WARM_UP_TOKENS, lambda done, tokens: None)
-    before = _counters(llm)
+    before, drafting = _counters(llm), _time_drafts(llm)
     start = time.perf_counter()
     requests = _generate(llm, prompts, cell, job.max_tokens, lambda done, tokens: _tick(engine, cell, done, len(prompts), tokens))
     seconds = time.perf_counter() - start
     after = _counters(llm)
-    return {"requests": requests, "seconds": seconds, "counters": {name: after[name] - before[name] for name in after}}
+    counters = {name: after[name] - before[name] for name in after}
+    figures = {"draft_seconds": sum(drafting) / len(drafting)} if drafting else {}
+    return {"requests": requests, "seconds": seconds, "counters": counters, "figures": figures}
+
+
+def _time_drafts(llm: Any) -> list[float]:
+    """A list to which every call of vLLM's proposer adds its seconds from now on.
+
+    It stays empty without speculation, and on a GPU, where the engine runs in another process and does not wait for its drafts.
+    """
+    seconds: list[float] = []
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)  # in this process only
+    drafter = getattr(core.model_executor.driver_worker.worker.model_runner, "drafter", None) if core else None
+    if drafter is not None:
+        propose = type(drafter).propose
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            drafted = propose(drafter, *args, **kwargs)
+            seconds.append(time.perf_counter() - began)
+            return drafted
+
+        drafter.propose = timed
+    return seconds
 
 
 def _generate(llm: Any, prompts: list[list[int]], cell: Cell, max_tokens: int, on_done: Callable[[int, int], None]) -> list[dict[str, Any]]:
