@@ -1,11 +1,13 @@
-"""Mend vLLM's rejection sampler on a CPU, where temperature > 0 is wrong in 0.32.0.
+"""Mend what vLLM 0.32.0 gets wrong on a CPU: the rejection sampler at temperature > 0, and DFlash drafts of several layers.
 
 The CPU stand-in for the sampler's expand kernel writes into an int64 copy of its output and never copies back: with
 speculative decoding the per-token temperature is uninitialised memory (vllm-project/vllm#55005; VLLM_FORMATS §10).
-Greedy requests are not touched by it. `register()` is a `vllm.general_plugins` entry point, so that every vLLM process
+Greedy requests are not touched by it. The CPU norm kernel takes the first row of a weight that has a row for each layer,
+so that all layers of a DFlash draft norm their injected keys with the first layer's weights: drafts are worse, and nothing
+says so (the same fault on XPU: vllm-project/vllm#56431). `register()` is a `vllm.general_plugins` entry point, so that every vLLM process
 of this environment has the mend before it starts; it can also be called in-process before an engine is built.
 
-The fault is looked for by running the kernel, not by version: a vLLM that is right is left alone.
+Faults are looked for by running the kernels, not by version: a vLLM that is right is left alone.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ MENDED = (
     "vLLM {version}: the CPU expand kernel of the rejection sampler leaves temperatures uninitialised "
     "(vllm-project/vllm#55005); replaced by eval/vllm_plugin.py"
 )
+
+MENDED_NORM = (
+    "vLLM {version}: the CPU norm kernel gives every layer of a DFlash draft the first layer's weights (as once on XPU, "
+    "vllm-project/vllm#56431); replaced by eval/vllm_plugin.py"
+)
+Norm = Callable[[Tensor, Tensor, Tensor | None, float], None]  # (out, input, weight, epsilon): writes into out
 
 
 def expand(
@@ -47,8 +55,34 @@ def is_right(kernel: Callable[..., None]) -> bool:
     return torch.equal(out, torch.tensor([0.7, 0.7, 1.0, 1.3]))
 
 
+def row_by_row(kernel: Norm) -> Norm:
+    """A norm kernel that gives each entry of the first dimension its own row of a weight [rows, size].
+
+    >>> def first_row(out, x, weight, epsilon): out.copy_(x * weight.view(-1)[: x.shape[-1]])
+    >>> out = torch.empty(2, 1)
+    >>> row_by_row(first_row)(out, torch.ones(2, 1), torch.tensor([[3.0], [5.0]]), 0.0)
+    >>> out.tolist()
+    [[3.0], [5.0]]
+    """
+
+    def rms_norm(out: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
+        if weight is None or weight.ndim == 1:
+            return kernel(out, input, weight, epsilon)
+        for rows in zip(out, input, weight, strict=True):
+            kernel(*rows, epsilon)
+
+    return rms_norm
+
+
+def norms_rows(kernel: Norm) -> bool:
+    """Whether a norm kernel gives each entry of the first dimension its own row of the weight."""
+    out = torch.empty(2, 1, 8)
+    kernel(out, torch.ones(2, 1, 8), torch.tensor([[1.0], [3.0]]).expand(2, 8).contiguous(), 1e-6)
+    return bool((out[1] > 2).all())
+
+
 def register() -> str | None:
-    """Replace the faulty kernel where this vLLM has it; return a note for the report, or None where nothing is amiss.
+    """Replace faulty kernels where this vLLM has them; return a note for the report, or None where nothing is amiss.
 
     Safe to call more than once. Must run before the first engine of a process is built, since vLLM copies the function
     when it starts a worker; `sampler_is_right` tells afterwards whether it took.
@@ -57,16 +91,20 @@ def register() -> str | None:
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
-    if not current_platform.is_cpu() or HAS_TRITON:
+    if not current_platform.is_cpu():
         return None
     current_platform.import_kernels()
+    from vllm import _custom_ops
     from vllm.utils import cpu_triton_utils as kernels
 
-    if kernels._expand_kernel_impl is not expand:
-        if is_right(kernels._expand_kernel_impl):
-            return None
+    mended = []
+    if not HAS_TRITON and (kernels._expand_kernel_impl is expand or not is_right(kernels._expand_kernel_impl)):
         kernels._expand_kernel_impl = expand
-    return MENDED.format(version=vllm.__version__)
+        mended.append(MENDED)
+    if not norms_rows(torch.ops._C.rms_norm):
+        _custom_ops.rms_norm = row_by_row(torch.ops._C.rms_norm)
+        mended.append(MENDED_NORM)
+    return "; ".join(text.format(version=vllm.__version__) for text in mended) or None
 
 
 def sampler_is_right() -> bool:

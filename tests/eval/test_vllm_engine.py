@@ -114,6 +114,20 @@ def test_a_kernel_that_writes_into_a_copy_is_recognised():
     assert not vllm_plugin.is_right(lambda out, *rest: vllm_plugin.expand(out.to(torch.int64), *rest))
 
 
+def test_a_norm_kernel_that_takes_the_first_row_for_all_is_recognised():
+    """vllm-project/vllm#56431: the mended one gives every layer its own weights, and leaves plain weights to the kernel."""
+
+    def first_row(out, x, weight, epsilon):
+        out.copy_(torch.nn.functional.rms_norm(x, (x.shape[-1],), None if weight is None else weight.reshape(-1)[: x.shape[-1]], epsilon))
+
+    assert not vllm_plugin.norms_rows(first_row) and vllm_plugin.norms_rows(vllm_plugin.row_by_row(first_row))
+    x, weight, out = torch.randn(3, 5, 8), torch.rand(3, 8), torch.empty(3, 5, 8)
+    vllm_plugin.row_by_row(first_row)(out, x, weight, 1e-6)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (8,), eps=1e-6) * weight[:, None])
+    vllm_plugin.row_by_row(first_row)(out, x, weight[1], 1e-6)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (8,), weight[1], 1e-6))
+
+
 # ---- one real run, shared by the tests below: two processes, four engines ------------------------------------------------------
 
 
