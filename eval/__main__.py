@@ -119,7 +119,7 @@ def show(report: dict[str, Any], recipe: Recipe, recipe_path: str, overrides: li
 
     from eval.report import COLUMNS, LEGEND, failures_of, tables_of
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 140)
     shown = [i for i, column in enumerate(COLUMNS) if column != "rate"]  # what fits into 80 columns
     for heading, rows in tables_of(report).items():
         console.print(f"\n{heading}", style="bold", markup=False)
