@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3_5TextConfig, Qwen3NextConfig
 
-H, LAYERS, V, EXPERTS, MOE = 32, 2, 50, 4, 16
+H, LAYERS, V, EXPERTS, MOE = 64, 2, 50, 4, 32
+LATENT, ROPE = 48, 16  # of DeepSeek's latent attention, whose head size in a cache is their sum
+D = 32  # head size; vLLM's CPU attention takes no smaller one
 COMMON = dict(
-    vocab_size=V, hidden_size=H, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, max_position_embeddings=64,
+    vocab_size=V, hidden_size=H, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=2, max_position_embeddings=64,
     tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
 LINEAR = dict(linear_conv_kernel_dim=2, linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2)
@@ -24,20 +26,20 @@ MIXTURE = dict(
     n_routed_experts=EXPERTS, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=MOE, first_k_dense_replace=1, topk_group=1
 )  # fmt: skip
 CONFIGS = {
-    "mimo": lambda: Qwen2Config(**COMMON, num_key_value_heads=2, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1),
+    "mimo": lambda: Qwen2Config(**COMMON, num_key_value_heads=1, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1),
     "deepseek_v3": lambda: DeepseekV3Config(
-        **COMMON, **MIXTURE, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
-        n_group=2, num_nextn_predict_layers=1,
+        **COMMON, **MIXTURE, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, qk_nope_head_dim=D,
+        v_head_dim=24, n_group=2, num_nextn_predict_layers=1,
     ),
     "glm4_moe": lambda: Glm4MoeConfig(
-        **COMMON, **MIXTURE, num_key_value_heads=2, head_dim=8, n_group=1, use_qk_norm=True, num_nextn_predict_layers=1,
+        **COMMON, **MIXTURE, num_key_value_heads=1, head_dim=D, n_group=1, use_qk_norm=True, num_nextn_predict_layers=1,
     ),
     "qwen3_next": lambda: Qwen3NextConfig(
-        **COMMON, **LINEAR, num_key_value_heads=2, head_dim=8, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=MOE,
+        **COMMON, **LINEAR, num_key_value_heads=1, head_dim=D, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=MOE,
         shared_expert_intermediate_size=MOE, layer_types=["linear_attention", "full_attention"], num_nextn_predict_layers=1,
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(
-        **COMMON, **LINEAR, num_key_value_heads=2, head_dim=8, layer_types=["linear_attention", "full_attention"], mtp_num_hidden_layers=1
+        **COMMON, **LINEAR, num_key_value_heads=1, head_dim=D, layer_types=["linear_attention", "full_attention"], mtp_num_hidden_layers=1
     ),
 }  # fmt: skip
 
@@ -53,13 +55,14 @@ def _dense() -> dict[str, tuple[int, ...]]:
     return {"mlp.gate_proj.weight": (48, H), "mlp.up_proj.weight": (48, H), "mlp.down_proj.weight": (H, 48)}
 
 
-def _heads(d: int, q_width: int, bias: bool = False, norms: bool = False) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"self_attn.q_proj.weight": (q_width, H), "self_attn.o_proj.weight": (H, 4 * d)}
-    shapes |= {"self_attn.k_proj.weight": (2 * d, H), "self_attn.v_proj.weight": (2 * d, H)}
+def _heads(q_width: int, bias: bool = False, norms: bool = False) -> dict[str, tuple[int, ...]]:
+    """Two heads of D and one KV head."""
+    shapes: dict[str, tuple[int, ...]] = {"self_attn.q_proj.weight": (q_width, H), "self_attn.o_proj.weight": (H, 2 * D)}
+    shapes |= {"self_attn.k_proj.weight": (D, H), "self_attn.v_proj.weight": (D, H)}
     if bias:
-        shapes |= {"self_attn.q_proj.bias": (q_width,), "self_attn.k_proj.bias": (2 * d,), "self_attn.v_proj.bias": (2 * d,)}
+        shapes |= {"self_attn.q_proj.bias": (q_width,), "self_attn.k_proj.bias": (D,), "self_attn.v_proj.bias": (D,)}
     if norms:
-        shapes |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
+        shapes |= {"self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,)}
     return shapes
 
 
@@ -76,21 +79,22 @@ def mtp_shapes(family: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a family's MTP tensors as published files hold them."""
     if family == "mimo":
         own = {name: (H,) for name in ("token_layernorm.weight", "hidden_layernorm.weight", "final_layernorm.weight")}
-        layer = own | {"input_proj.weight": (H, 2 * H)} | NORMS | _heads(8, 32, bias=True) | _dense()
+        layer = own | {"input_proj.weight": (H, 2 * H)} | NORMS | _heads(2 * D, bias=True) | _dense()
         return {f"model.mtp_layers.0.{name}": shape for name, shape in layer.items()}
     if family == "deepseek_v3":
         latent: dict[str, tuple[int, ...]] = {
-            "self_attn.q_a_proj.weight": (16, H), "self_attn.q_a_layernorm.weight": (16,), "self_attn.q_b_proj.weight": (4 * 12, 16),
-            "self_attn.kv_a_proj_with_mqa.weight": (8 + 4, H), "self_attn.kv_a_layernorm.weight": (8,),
-            "self_attn.kv_b_proj.weight": (4 * (8 + 8), 8), "self_attn.o_proj.weight": (H, 4 * 8),
+            "self_attn.q_a_proj.weight": (48, H), "self_attn.q_a_layernorm.weight": (48,),
+            "self_attn.q_b_proj.weight": (2 * (D + ROPE), 48), "self_attn.kv_a_proj_with_mqa.weight": (LATENT + ROPE, H),
+            "self_attn.kv_a_layernorm.weight": (LATENT,),
+            "self_attn.kv_b_proj.weight": (2 * (D + 24), LATENT), "self_attn.o_proj.weight": (H, 2 * 24),
         }  # fmt: skip
         layer = DEEPSEEK_OWN | NORMS | latent | _experts("mlp.shared_experts") | {"mlp.gate.e_score_correction_bias": (EXPERTS,)}
         return {f"model.layers.{LAYERS}.{name}": shape for name, shape in layer.items()}
     if family == "glm4_moe":
-        layer = DEEPSEEK_OWN | NORMS | _heads(8, 32, norms=True) | _experts("mlp.shared_experts")
+        layer = DEEPSEEK_OWN | NORMS | _heads(2 * D, norms=True) | _experts("mlp.shared_experts")
         layer |= {"mlp.gate.e_score_correction_bias": (EXPERTS,)}
         return {f"model.layers.{LAYERS}.{name}": shape for name, shape in layer.items()}
-    gated = NORMS | _heads(8, 64, norms=True)
+    gated = NORMS | _heads(4 * D, norms=True)
     if family == "qwen3_next":
         gated |= _experts("mlp.shared_expert") | {"mlp.shared_expert_gate.weight": (1, H)}
     else:

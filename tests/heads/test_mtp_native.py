@@ -16,7 +16,7 @@ from recipes.errors import ExportError, RecipeError, TargetError
 from recipes.methods import MtpHead as MtpBlock
 from recipes.methods import MtpNativeHead as Block
 from recipes.schema import Target
-from tests.heads.native_targets import CONFIGS, make_target, mtp_shapes
+from tests.heads.native_targets import CONFIGS, H, make_target, mtp_shapes
 
 FULL = DraftVocab(torch.arange(50), 50)
 FAMILIES = sorted(CONFIGS)
@@ -46,7 +46,7 @@ def test_rollout_is_sequential_drafting(native):
     ids = torch.randint(50, (sum(lengths),))
     document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([torch.arange(n) for n in lengths])
-    mask, last = torch.rand(len(ids)) < 0.8, torch.randn(len(ids), 32)
+    mask, last = torch.rand(len(ids)) < 0.8, torch.randn(len(ids), H)
     rows = [m.nonzero()[:, 0] for m in shift.rollout_rows([shift.draft_weight(mask, document, i) for i in range(depths)])]
     tokens = [shift.draft_inputs(ids, i) for i in range(depths)]
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_attention_is_the_familys_own(native):
     """Depth 0 equals the family's decoder layer under transformers' own causal attention."""
     family, _, head = native
     n = 6
-    last, ids = torch.randn(n, 32), torch.randint(50, (n,))
+    last, ids = torch.randn(n, H), torch.randint(50, (n,))
     captured = []
     hook = head.layers[0].register_forward_pre_hook(lambda module, args, kwargs: captured.append((args[0], kwargs)), with_kwargs=True)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_gradients_reach_every_parameter(native):
     ids = torch.randint(50, (n,))
     everywhere = torch.arange(n - 2)
     states = head.rollout(
-        head.fuse({LAST_HIDDEN: torch.randn(n, 32)}),
+        head.fuse({LAST_HIDDEN: torch.randn(n, H)}),
         [shift.draft_inputs(ids, i) for i in range(2)],
         torch.arange(n),
         torch.zeros(n).long(),
@@ -107,7 +107,7 @@ def test_mimo_layer_is_our_own_head(tmp_path):
     native = MtpNativeHead(Block(), target, FULL).eval()
     own = MtpHead(MtpBlock(layout="mimo"), target, FULL).eval()
     own.load_served(native.served_tensors())
-    last, ids = torch.randn(7, 32), torch.randint(50, (7,))
+    last, ids = torch.randn(7, H), torch.randint(50, (7,))
     logits = []
     for head in (native, own):
         seen = []
@@ -156,9 +156,9 @@ def test_unreadable_targets(tmp_path, tiny_target):
     save_file(scaled, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TargetError, match="input_proj.weight is stored in FP8"):
         MtpNativeHead(Block(), read_target(Target(path=str(folder), dtype="float32")), FULL)
-    tensors["model.mtp_layers.0.input_proj.weight"] = torch.zeros(32, 32)
+    tensors["model.mtp_layers.0.input_proj.weight"] = torch.zeros(H, H)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TargetError, match=r"is \(32, 32\), config.json gives \(32, 64\)"):
+    with pytest.raises(TargetError, match=r"is \(64, 64\), config.json gives \(64, 128\)"):
         MtpNativeHead(Block(), read_target(Target(path=str(folder), dtype="float32")), FULL)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["MiMoForCausalLM"]
     with pytest.raises(RecipeError, match="draft vocabulary has 9"):

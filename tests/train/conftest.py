@@ -34,7 +34,7 @@ def small_target() -> TargetParts:
 def packed_batch():
     """A function: documents as (prompt length, answer length) → Batch of random tokens below 49 and random states."""
 
-    def make(*documents: tuple[int, int], tokens: Tensor | None = None) -> Batch:
+    def make(*documents: tuple[int, int], tokens: Tensor | None = None, width: int = 32) -> Batch:
         lengths = torch.tensor([a + b for a, b in documents])
         n = int(lengths.sum())
         mask = torch.cat([torch.tensor([False] * a + [True] * b) for a, b in documents])
@@ -43,8 +43,8 @@ def packed_batch():
             loss_mask=mask,
             document=torch.repeat_interleave(torch.arange(len(documents)), lengths),
             positions=torch.cat([torch.arange(int(length)) for length in lengths]),
-            hidden={layer: torch.randn(n, 32) for layer in LAYERS},
-            last_hidden=torch.randn(n, 32),
+            hidden={layer: torch.randn(n, width) for layer in LAYERS},
+            last_hidden=torch.randn(n, width),
         )
 
     return make

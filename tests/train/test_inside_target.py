@@ -15,7 +15,7 @@ from heads.vocab import DraftVocab
 from recipes.errors import ExportError
 from recipes.methods import MtpNativeHead as NativeBlock
 from recipes.schema import Target, load_recipe
-from tests.heads.native_targets import CONFIGS, make_target, mtp_shapes
+from tests.heads.native_targets import CONFIGS, H, make_target, mtp_shapes
 from tests.train.stored import stored_row
 from train.export import export_head
 from train.inside_target import check_nothing_else_changed, prove_same_logits, write_inside_target
@@ -39,7 +39,7 @@ def test_a_step_and_back_into_the_targets_files(tmp_path, packed_batch, family, 
     target = read_target(recipe.target)
     head = MtpNativeHead(recipe.head, target, FULL)
     objective = MtpObjective(head, target, recipe.objective)
-    before = objective(packed_batch((4, 12)))
+    before = objective(packed_batch((4, 12), width=H))
     before.loss_sum.backward()
     torch.optim.SGD([p for p in objective.parameters() if p.grad is not None], lr=0.5).step()
     export = export_head(recipe, head, target, stored_row(folder, 50), {}, tmp_path / "export")
@@ -97,7 +97,7 @@ def test_changes_are_found(tmp_path, sharded):
     folder = tmp_path / "export"
     folder.mkdir()
     config = json.loads((target / "config.json").read_text())
-    assert not write_inside_target(target, folder, {name: torch.ones(32)}, config)
+    assert not write_inside_target(target, folder, {name: torch.ones(H)}, config)
     check_nothing_else_changed(target, folder, {name})
     with pytest.raises(ExportError, match=f"changed {name}"):
         check_nothing_else_changed(target, folder, set())
@@ -112,5 +112,5 @@ def test_changes_are_found(tmp_path, sharded):
         check_nothing_else_changed(target, folder, {name})
     again = tmp_path / "again"
     again.mkdir()
-    with pytest.raises(ExportError, match=r"\(3,\) cannot replace one of \(32,\)"):
+    with pytest.raises(ExportError, match=r"\(3,\) cannot replace one of \(64,\)"):
         write_inside_target(target, again, {name: torch.ones(3)}, config)
