@@ -221,7 +221,7 @@ def test_batches_without_supervision_touch_every_parameter(parts, block):
 
 def test_a_mask_token_that_occurs_in_the_data(tiny_target):
     """B34: refused before the first step, with the reason."""
-    recipe = load_recipe("recipes/debug/pard.yaml", [f"target.path={tiny_target}"])
+    recipe = load_recipe("recipes/debug/pard.yaml", [f"target.path={tiny_target}", f"head.mask_token_id={MASK}"])
     store = SimpleNamespace(rows=SimpleNamespace(input_ids=torch.tensor([1, 2, MASK, 3, MASK], dtype=torch.int32)))
     with pytest.raises(DataError, match="head.mask_token_id=259 occurs 2 times in the rows"):
         check_mask_token(recipe, store)  # type: ignore[arg-type]
