@@ -54,8 +54,9 @@ class DraftModelHead(nn.Module):
                 model that the block starts from.
         """
         super().__init__()
-        assert vocab.full, "a draft model drafts over the target's whole vocabulary"
-        self.block, self.vocab, self.target_path = block, vocab, target.path
+        self.block, self.target_path = block, target.path
+        self.vocab = DraftVocab(torch.arange(vocab.size, device=vocab.ids.device), vocab.size)  # drafts are over all tokens
+        self.trained_vocab = vocab  # what training compares
         self.target_hidden_size = target.hidden_size
         if architecture is not None:
             config = AutoConfig.for_model(**architecture)

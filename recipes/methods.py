@@ -338,6 +338,7 @@ class DraftModelHead(HeadBlock):
     num_layers: PositiveInt | None = None  # cut from the target: how many of its layers are kept
     keep_layers: Literal["first", "spread"] | list[NonNegativeInt] = "first"  # which: the first ones, evenly spread ones, or these (from 0)
     train_embeddings: bool = True  # false: embedding and LM head stay as they are (of PARD's, the mask token's row still learns)
+    draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; the model keeps all
 
     @model_validator(mode="after")
     def _one_origin(self):

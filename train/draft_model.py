@@ -3,7 +3,8 @@
     accelerate launch train/draft_model.py recipes/smollm2-135m/draft_model.yaml [train.max_steps=200 …]
 
 Distillation of next-token predictions (METHODS §7, arXiv 2310.08461): where the target's distribution is wanted, it is
-computed again from the stored last hidden state, chunk by chunk, so nothing of the size of the vocabulary is stored. One
+computed again from the stored last hidden state, chunk by chunk, so nothing of the size of the vocabulary is stored; with
+`head.draft_vocab_size` over the most frequent tokens only, which hold nearly all of it (validation is over all). One
 causal pass over packed rows trains all depths: depth i at index t is depth 0 at index t + i (heads/draft_model.py).
 """
 
@@ -16,23 +17,49 @@ from heads import shift
 from heads.draft_model import DraftModelHead
 from heads.packed import Packed
 from heads.target import TargetParts
+from heads.vocab import DraftVocab
 from recipes.methods import DraftModelObjective as DraftModelBlock
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
 from train.packing import Batch
 
 
+class Compared(nn.Module):
+    """The tokens over which draft and target are compared: in training the most frequent ones (`head.draft_vocab_size`), else all."""
+
+    ids: Tensor | None  # int64 [D] the frequent ones
+    all_rows: Tensor  # [V, H] the target's LM head
+    rows: Tensor  # [D, H]
+    all_places: Tensor  # int64 [V]
+    places: Tensor  # int64 [V]: where in `ids` each token is, or -1
+
+    def __init__(self, vocab: DraftVocab, target: TargetParts):
+        super().__init__()
+        self.target = target
+        self.register_buffer("ids", None if vocab.full else vocab.ids, persistent=False)
+        self.register_buffer("all_rows", target.lm_head, persistent=False)
+        self.register_buffer("rows", target.lm_head if vocab.full else target.lm_head[vocab.ids], persistent=False)
+        self.register_buffer("all_places", torch.arange(vocab.size), persistent=False)
+        self.register_buffer("places", draft_ids_of(vocab), persistent=False)
+
+    def draft_ids(self) -> Tensor:
+        """int64 [V]: the place of each target token in the comparison, -1 where it is left out."""
+        return self.places if self.training else self.all_places
+
+    def draft_head(self, weight: Tensor) -> DraftHead:
+        """What `Depths.compare` takes, from the draft's LM head [V, H]."""
+        if self.ids is not None and self.training:
+            return DraftHead(weight[self.ids], self.rows, self.target)
+        return DraftHead(weight, self.all_rows, self.target)
+
+
 class DraftModelObjective(nn.Module):
     """Sum of the losses of every supervised prediction."""
 
-    teacher_rows: Tensor  # [V, H], the target's LM head
-    to_draft: Tensor  # int64 [V]
-
     def __init__(self, head: DraftModelHead, target: TargetParts, objective: DraftModelBlock):
         super().__init__()
-        self.head, self.objective, self.teacher_parts = head, objective, target
-        self.register_buffer("teacher_rows", target.lm_head, persistent=False)
-        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
+        self.head, self.objective = head, objective
+        self.compared = Compared(head.trained_vocab, target)
 
     def forward(self, batch: Batch) -> Output:
         head = self.head
@@ -40,10 +67,10 @@ class DraftModelObjective(nn.Module):
         supervised = [anchor & shift.draft_weight(batch.loss_mask, batch.document, i) for i in range(self.objective.check_depth)]
         row = anchor.nonzero()[:, 0]
         states = head.states(head.embed(batch.input_ids), batch.positions, packed=Packed(batch.document))
-        pairs = Depths(batch, [row], self.to_draft)
+        pairs = Depths(batch, [row], self.compared.draft_ids())
         states = states[row + shift.teacher_index(0)]  # a model that reads tokens only predicts a token where the target does
-        draft_head = DraftHead(head.head_weight, self.teacher_rows, self.teacher_parts)
-        (part,) = pairs.compare([states], [torch.ones(len(row), device=row.device)], draft_head, self.objective.loss)
+        weights, draft_head = torch.ones(len(row), device=row.device), self.compared.draft_head(head.head_weight)
+        (part,) = pairs.compare([states], [weights], draft_head, self.objective.loss)
 
         loss, hit = torch.zeros(len(batch.document), device=row.device), torch.zeros_like(batch.loss_mask)
         loss[row], hit[row] = part.loss, part.correct

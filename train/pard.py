@@ -21,7 +21,8 @@ from heads.pard import PardHead
 from heads.target import TargetParts
 from recipes.errors import RecipeError
 from recipes.methods import PardObjective as PardBlock
-from train.depths import Depths, DraftHead, draft_ids_of
+from train.depths import Depths
+from train.draft_model import Compared
 from train.losses import Teacher, plus_ce
 from train.objective import Output
 from train.packing import Batch
@@ -30,9 +31,6 @@ from train.peagle import nested_anchors
 
 class PardObjective(nn.Module):
     """Sum over slots i of step_decay ** i (times how likely the target is to get there) times the loss of slot i."""
-
-    teacher_rows: Tensor  # [V, H], the target's LM head
-    to_draft: Tensor  # int64 [V]
 
     def __init__(self, head: PardHead, target: TargetParts, objective: PardBlock):
         super().__init__()
@@ -44,8 +42,7 @@ class PardObjective(nn.Module):
         self.head, self.objective, self.teacher_parts = head, objective, target
         self.slots = head.block.unroll_steps
         self.loss = plus_ce(objective.loss, objective.ce_weight) if objective.ce_weight else objective.loss
-        self.register_buffer("teacher_rows", target.lm_head, persistent=False)
-        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
+        self.compared = Compared(head.trained_vocab, target)
 
     def forward(self, batch: Batch) -> Output:
         head, cfg = self.head, self.objective
@@ -59,9 +56,8 @@ class PardObjective(nn.Module):
         if cfg.confidence_weights and self.training:
             reach = self._reach(batch, rows)
             weights = [weight * likely for weight, likely in zip(weights, reach, strict=True)]
-        pairs = Depths(batch, rows, self.to_draft)
-        draft_head = DraftHead(head.head_weight, self.teacher_rows, self.teacher_parts)
-        return pairs.output(pairs.compare(states, weights, draft_head, self.loss, cfg.lk_eta))
+        pairs = Depths(batch, rows, self.compared.draft_ids())
+        return pairs.output(pairs.compare(states, weights, self.compared.draft_head(head.head_weight), self.loss, cfg.lk_eta))
 
     def _added(self, batch: Batch) -> Tensor | None:
         """PARD-2: [N, H] what the target's states add to each token, 0 for rows that learn to draft without; None: nothing."""
@@ -80,7 +76,7 @@ class PardObjective(nn.Module):
         positions = positions[shift.same_document(batch.document, 1)[positions]]
         log_p = torch.zeros(len(batch.document), device=first.device)  # of x[s+1] at index s, where it is needed
         log_p[positions] = label_log_probs(
-            Teacher(batch.last_hidden[positions], self.teacher_rows, self.teacher_parts), shift.next_tokens(batch.input_ids)[positions]
+            Teacher(batch.last_hidden[positions], self.compared.all_rows, self.teacher_parts), shift.next_tokens(batch.input_ids)[positions]
         )
         reach, total = [], torch.zeros_like(log_p)
         for i, row in enumerate(rows):

@@ -12,6 +12,7 @@ from eval.prepare import check_export
 from heads import shift
 from heads.draft_model import DraftModelHead
 from heads.exported import load_exported_head
+from heads.packed import Packed
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, TargetError
@@ -86,6 +87,28 @@ def test_is_the_plain_loss_of_real_drafts(parts, loss):
     assert float(out.loss_sum) == pytest.approx(total, rel=1e-4)
     assert out.depth_count.tolist() == counts and torch.equal(out.hits, hits) and out.depth_correct.tolist() == hits.sum(1).tolist()
     assert float(out.depth_loss[0]) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_loss_over_the_most_frequent_tokens(parts, frozen):
+    """In training over these tokens alone, a label outside has no loss; in validation, and while drafting, over all of them."""
+    some = torch.randperm(V)[:100].sort().values
+    head = DraftModelHead(Block(num_layers=2, draft_vocab_size=100, train_embeddings=not frozen), parts, DraftVocab(some, V))
+    objective, batch = DraftModelObjective(head, parts, Settings()).train(), packed((3, 30))
+    out = objective(batch)
+    out.loss_sum.backward()
+    whole = make(parts, train_embeddings=not frozen)
+    rows = torch.arange(3, 33)
+    with torch.no_grad():
+        z = head.logits(head.states(head.embed(batch.input_ids), batch.positions, packed=Packed(batch.document)))[rows]
+        p = (batch.last_hidden[rows] @ parts.lm_head.T)[:, some].softmax(-1)
+        losses = (p * (p.log() - z[:, some].log_softmax(-1))).sum(-1)
+        known = torch.isin(batch.input_ids[4:], some)
+        assert float(out.loss_sum) == pytest.approx(float(losses[:-1][known].sum() + losses[-1]), rel=1e-4)
+        assert float(objective.eval()(batch).loss_sum) == pytest.approx(float(whole.eval()(batch).loss_sum), rel=1e-5)
+    if not frozen:
+        assert head.lm_head is not None and head.lm_head.weight.grad is not None
+        assert set(head.lm_head.weight.grad.abs().sum(1).nonzero()[:, 0].tolist()) <= set(some.tolist())
 
 
 def test_alignment_table(parts):
