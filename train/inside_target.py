@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from heads.target import TensorFiles
 from recipes.errors import ExportError
@@ -93,7 +94,12 @@ def prove_same_logits(folder: Path, source: Any, dtype: torch.dtype) -> float:
     Raises:
         ExportError: another next token at any position (one in fifty in half precision), or logits that differ by more than rounding.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # the head's tensors are none that transformers knows
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    finally:
+        logging.set_verbosity(level)
     logits = model(source.read(0, []).input_ids[None]).logits[0].float()
     agreement = (logits.argmax(-1) == source.probe["argmax"]).float().mean().item()
     apart = (logits.logsumexp(-1) - source.probe["logsumexp"]).abs().max().item()

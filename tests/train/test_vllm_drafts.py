@@ -19,7 +19,8 @@ from heads import LAST_HIDDEN, head_class
 from heads.embedded import resolve_target
 from heads.target import read_target
 from heads.vocab import DraftVocab
-from recipes.schema import load_recipe
+from recipes.schema import Recipe, load_recipe
+from tests.heads.native_targets import make_target
 from tests.train.stored import states_of, stored_row
 from train.export import export_head
 
@@ -49,17 +50,28 @@ CASES = {  # name → recipe, target, overrides
 }
 
 
+NATIVE = [f"native {family}" for family in ("deepseek_v3", "glm4_moe", "mimo")]  # Qwen's main layers need bfloat16 on a CPU
+
+
+def case(name: str, root: Path) -> tuple[Path, Recipe]:
+    """The target's folder and the recipe of a case."""
+    if name in NATIVE:
+        family = name.split()[1]
+        path = make_target(family, root / family)
+        return path, load_recipe("recipes/debug/mtp.yaml", [f"target.path={path}", "method=mtp_native", "head={}"])
+    recipe_name, target_name, overrides = CASES[name]
+    path = resolve_target(target_name, root=root)
+    return path, load_recipe(f"recipes/{recipe_name}.yaml", [f"target.path={path}", *overrides])
+
+
 @pytest.fixture(scope="module")
 def drafted(request, tmp_path_factory):
     """name → (head, target model, what vLLM did), for the cases that were picked."""
     root = tmp_path_factory.mktemp("drafts")
     picked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
     heads, jobs = {}, []
-    for number, (name, (recipe_name, target_name, overrides)) in enumerate(CASES.items()):
-        if name not in picked:
-            continue
-        path = resolve_target(target_name, root=root)
-        recipe = load_recipe(f"recipes/{recipe_name}.yaml", [f"target.path={path}", *overrides])
+    for number, name in enumerate(name for name in (*CASES, *NATIVE) if name in picked):
+        path, recipe = case(name, root)
         target = read_target(recipe.target)
         torch.manual_seed(number)
         size = getattr(recipe.head, "draft_vocab_size", None) or target.vocab_size
@@ -69,12 +81,17 @@ def drafted(request, tmp_path_factory):
             for p in head.parameters():
                 p.add_(torch.randn_like(p) * 0.2)
         layers = recipe.head.feature_layers(target.num_layers)
-        folder = export_head(recipe, head, target, stored_row(path, 256, tuple(layers)), {}, root / f"export-{number}")
+        folder = export_head(
+            recipe, head, target, stored_row(path, min(256, target.vocab_size), tuple(layers)), {}, root / f"export-{number}"
+        )
         meta = json.loads((folder / "headstart.json").read_text())
-        llm = llm_arguments(path, target.config, "float32", 128, 1, True) | meta["llm_kwargs"]
+        llm = llm_arguments(path, target.config, "float32", 64, 1, True) | meta["llm_kwargs"]
         speculative = meta["speculative_config"] | {"num_speculative_tokens": K}
+        if name in NATIVE:
+            llm["skip_tokenizer_init"] = True
         (llm if recipe.head.inside_target else speculative)["model"] = str(folder)
-        jobs.append({"llm": llm | {"speculative_config": speculative}, "prompts": PROMPTS, "max_tokens": MAX_TOKENS})
+        prompts = [[token % target.vocab_size for token in prompt] for prompt in PROMPTS]
+        jobs.append({"llm": llm | {"speculative_config": speculative}, "prompts": prompts, "max_tokens": MAX_TOKENS})
         heads[name] = head.eval(), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), layers
     (root / "job.json").write_text(json.dumps(jobs))
     env = os.environ | {
@@ -90,14 +107,14 @@ def drafted(request, tmp_path_factory):
     return {name: (*heads[name], result) for name, result in zip(heads, results, strict=True)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *NATIVE])
 def test_same_draft_tokens(drafted, name):
     """VLLM_FORMATS §5–7: input order, norms, positions, masks and the export, all at once."""
     head, model, layers, result = drafted[name]
     assert "error" not in result, result
     first = 0 if getattr(head, "eats_first_token", False) else 1
     for prompt, output, rounds in zip(PROMPTS, result["outputs"], result["rounds"], strict=True):
-        ids = torch.tensor(prompt + output)
+        ids = torch.tensor([token % head.vocab.size for token in prompt] + output)
         hidden, last = states_of(model, ids, layers)
         with torch.no_grad():
             greedy = model.lm_head(last).argmax(-1)[len(prompt) - 1 : -1]
