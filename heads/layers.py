@@ -146,7 +146,14 @@ def document_starts(document: Tensor) -> Tensor:
 
 
 def document_attention(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, starts: Tensor, diagonal_k: Tensor | None = None, diagonal_v: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    diagonal_k: Tensor | None = None,
+    diagonal_v: Tensor | None = None,
+    diagonal_count: Tensor | None = None,
 ) -> Tensor:
     """Causal attention inside packed documents, with optional extra keys that only one row sees.
 
@@ -155,8 +162,10 @@ def document_attention(
     exists, and scores are formed in chunks of query rows and formed again in the backward pass, so memory stays linear in N.
 
     Args:
-        q: [R, A, d] or [R, B, A, d]. k, v: [N, G, d], A a multiple of G. rows: [R] int64, ascending. starts: [N] from `document_starts`.
-        diagonal_k, diagonal_v: [R, J, G, d], or None for plain causal attention.
+        q: [R, A, d] or [R, B, A, d]. k, v: [N, G, d], A a multiple of G. rows: [R] int64, ascending (a token may have several rows).
+        starts: [N] from `document_starts`.
+        diagonal_k, diagonal_v: [R, J, G, d], or None for plain causal attention. diagonal_count: [R] how many of its J diagonal
+            keys, from the first on, a row sees; None: all.
 
     Returns:
         As q.
@@ -167,7 +176,11 @@ def document_attention(
     if block := q.ndim == 4:  # queries of a row are to the keys what further heads are
         B, chunk_rows = q.shape[1], max(1, chunk_rows // q.shape[1])
         q = q.unflatten(2, (G, -1)).transpose(1, 2).flatten(1, 3)
-    out: Tensor = _DocumentAttention.apply(q, k, v, diagonal_k, diagonal_v, rows, _spans(rows, starts, chunk_rows))  # type: ignore[assignment]
+    hidden = None  # [R, J] diagonal keys that a row does not see
+    if diagonal_count is not None:
+        hidden = torch.arange(diagonal_k.shape[1], device=q.device) >= diagonal_count[:, None]
+    spans = _spans(rows, starts, chunk_rows)
+    out: Tensor = _DocumentAttention.apply(q, k, v, diagonal_k, diagonal_v, rows, spans, hidden)  # type: ignore[assignment]
     return out.unflatten(1, (G, B, -1)).transpose(1, 2).flatten(2, 3) if block else out
 
 
@@ -191,7 +204,7 @@ class _DocumentAttention(torch.autograd.Function):
     """Flash-style: keeps only the output and the log-sum-exp of each row, and forms probabilities again in backward."""
 
     @staticmethod
-    def forward(ctx, q, k, v, dk, dv, rows, spans):
+    def forward(ctx, q, k, v, dk, dv, rows, spans, hidden):
         k, v, dk, dv = (t.to(q.dtype) for t in (k, v, dk, dv))
         groups = k.shape[1]
         q5 = q.unflatten(1, (groups, -1))  # [R, G, A/G, d]
@@ -199,7 +212,7 @@ class _DocumentAttention(torch.autograd.Function):
         lse = q.new_empty(q5.shape[:3], dtype=_wide(q))
         scale = q.shape[-1] ** -0.5
         for a, b, lo, hi in spans:
-            scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, scale)
+            scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, scale, None if hidden is None else hidden[a:b])
             peak = scores.amax(-1, keepdim=True)
             if own.shape[-1]:
                 peak = torch.maximum(peak, own.amax(-1, keepdim=True))
@@ -208,19 +221,19 @@ class _DocumentAttention(torch.autograd.Function):
             mixed = torch.einsum("garl,lgd->rgad", p.to(v.dtype), v[lo:hi]) + torch.einsum("garj,rjgd->rgad", p_own.to(v.dtype), dv[a:b])
             out[a:b] = mixed / total.permute(2, 0, 1, 3).to(mixed.dtype)
             lse[a:b] = (peak + total.log()).squeeze(-1).permute(2, 0, 1)
-        ctx.save_for_backward(q5, k, v, dk, dv, rows, out, lse)
+        ctx.save_for_backward(q5, k, v, dk, dv, rows, out, lse, hidden)
         ctx.spans, ctx.scale = spans, scale
         return out.flatten(1, 2)
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[override]
-        q5, k, v, dk, dv, rows, out, lse = ctx.saved_tensors
+        q5, k, v, dk, dv, rows, out, lse, hidden = ctx.saved_tensors
         grad5 = grad_out.to(out.dtype).unflatten(1, q5.shape[1:3])
         g_q, g_k, g_v = torch.zeros_like(q5), torch.zeros_like(k), torch.zeros_like(v)
         g_dk, g_dv = torch.zeros_like(dk), torch.zeros_like(dv)
         delta = (grad5 * out).sum(-1).to(_wide(out))  # [R, G, A/G]
         for a, b, lo, hi in ctx.spans:
-            scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, ctx.scale)
+            scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, ctx.scale, None if hidden is None else hidden[a:b])
             level, d = (t[a:b].permute(1, 2, 0).unsqueeze(-1) for t in (lse, delta))
             p, p_own = scores.sub_(level).exp_(), own.sub_(level).exp_()
             go = grad5[a:b]
@@ -231,17 +244,19 @@ class _DocumentAttention(torch.autograd.Function):
             g_q[a:b] = torch.einsum("garl,lgd->rgad", ds, k[lo:hi]) + torch.einsum("garj,rjgd->rgad", ds_own, dk[a:b])
             g_k[lo:hi] += torch.einsum("garl,rgad->lgd", ds, q5[a:b])
             g_dk[a:b] = torch.einsum("garj,rgad->rjgd", ds_own, q5[a:b])
-        return g_q.flatten(1, 2), g_k, g_v, g_dk, g_dv, None, None
+        return g_q.flatten(1, 2), g_k, g_v, g_dk, g_dv, None, None, None
 
 
-def _scores(q: Tensor, k: Tensor, dk: Tensor, rows: Tensor, lo: int, scale: float) -> tuple[Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, dk: Tensor, rows: Tensor, lo: int, scale: float, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scaled scores of a chunk, in float32 at least: [G, A/G, r, L] over the document's keys (future ones -inf) and
-    [G, A/G, r, J] over its own."""
+    [G, A/G, r, J] over its own (`hidden` ones -inf)."""
     scores = torch.einsum("rgad,lgd->garl", q, k).to(_wide(q)).mul_(scale)
     first = int(rows[0]) - lo + 1  # keys up to the first row are seen by every row of the chunk
     future = torch.arange(first, len(k), device=rows.device) + lo > rows[:, None]
     scores[..., first:].masked_fill_(future, -torch.inf)
     own = torch.einsum("rgad,rjgd->garj", q, dk).to(_wide(q)).mul_(scale)
+    if hidden is not None:
+        own.masked_fill_(hidden, -torch.inf)
     return scores, own
 
 

@@ -46,24 +46,35 @@ class Packed:
         """
         self.starts = document_starts(document)
         self.tokens = torch.arange(len(document), device=document.device)
-        self.slots: list[tuple[Tensor, slice, Tensor]] = []  # [R_i] tokens, the slots' entries, [R_i, i] entries of their chains
-        begin, before, chain = len(document), None, None
-        for tokens in chains:
-            entries = torch.arange(begin, begin + len(tokens), device=document.device)[:, None]
-            earlier = [] if before is None or chain is None else [chain[torch.searchsorted(before, tokens)]]
-            before, chain = tokens, torch.cat([*earlier, entries], 1)
-            self.slots.append((tokens, slice(begin, begin + len(tokens)), chain))
-            begin += len(tokens)
+        begin, before = len(document), document.new_empty(0)
+        behind, chain_of = [before], [torch.empty(0, len(chains), dtype=torch.long, device=document.device)]
+        for depth, tokens in enumerate(chains):
+            entries = torch.arange(begin, begin + len(tokens), device=document.device)
+            # A slot's chain is that of the slot before it, and itself; places past its own depth hold itself and are not looked at.
+            chain = entries[:, None].repeat(1, len(chains))
+            if depth:
+                chain[:, :depth] = chain_of[-1][torch.searchsorted(before, tokens), :depth]
+            behind.append(tokens)
+            chain_of.append(chain)
+            begin, before = begin + len(tokens), tokens
+        rows, chain = torch.cat(behind), torch.cat(chain_of)
+        # All slots in one call, in the order of the tokens behind which they stand.
+        order = rows.argsort(stable=True)
+        depths = torch.repeat_interleave(torch.arange(1, len(chains) + 1), torch.tensor([len(t) for t in chains], dtype=torch.long))
+        self.slots = order + len(document)  # entries
+        self.behind, self.chain, self.depth = rows[order], chain[order], depths.to(order.device)[order]
+        self.back = order.argsort()
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries [T, A, d] over keys and values [T, G, d] → [T, A, d]."""
         N = len(self.tokens)
-        out = [document_attention(q[:N], k[:N], v[:N], self.tokens, self.starts)]
-        for tokens, entries, chain in self.slots:
-            # A look-up by F.embedding: its backward adds up rows much faster on a CPU than that of indexing.
-            own_k, own_v = (F.embedding(chain, side.flatten(1)).unflatten(-1, side.shape[1:]) for side in (k, v))
-            out.append(document_attention(q[entries], k[:N], v[:N], tokens, self.starts, own_k, own_v))
-        return torch.cat(out)
+        out = document_attention(q[:N], k[:N], v[:N], self.tokens, self.starts)
+        if len(self.slots) == 0:
+            return out
+        # A look-up by F.embedding: its backward adds up rows much faster on a CPU than that of indexing.
+        own_k, own_v = (F.embedding(self.chain, side.flatten(1)).unflatten(-1, side.shape[1:]) for side in (k, v))
+        slots = document_attention(q[self.slots], k[:N], v[:N], self.behind, self.starts, own_k, own_v, self.depth)
+        return torch.cat([out, slots[self.back]])
 
 
 def packed_attention(

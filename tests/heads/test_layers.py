@@ -42,6 +42,28 @@ def test_document_attention_and_its_gradient(chunk, diagonals, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("chunk", [3, 256])
+def test_rows_of_one_token_with_unequal_diagonals(chunk, monkeypatch):
+    """A token with several rows, each with the first few of its diagonal keys: as many calls, one a row, give the same."""
+    monkeypatch.setattr(layers, "ATTENTION_CHUNK_ROWS", chunk)
+    starts, rows, counts = (
+        document_starts(torch.tensor([0] * 7 + [1] * 3)),
+        torch.tensor([2, 2, 2, 5, 6, 6, 8]),
+        torch.tensor([1, 2, 3, 0, 3, 1, 2]),
+    )
+    q = torch.randn(7, 4, 8, dtype=torch.double, requires_grad=True)
+    k, v = (torch.randn(10, 2, 8, dtype=torch.double, requires_grad=True) for _ in range(2))
+    dk, dv = (torch.randn(7, 3, 2, 8, dtype=torch.double, requires_grad=True) for _ in range(2))
+    out = document_attention(q, k, v, rows, starts, dk, dv, counts)
+    alone = [document_attention(q[[i]], k, v, rows[[i]], starts, dk[[i], :n], dv[[i], :n]) for i, n in enumerate(counts.tolist())]
+    torch.testing.assert_close(out, torch.cat(alone), rtol=1e-10, atol=1e-10)
+    seed = torch.randn_like(out)
+    got = torch.autograd.grad((out * seed).sum(), (q, k, v, dk, dv))
+    want = torch.autograd.grad((torch.cat(alone) * seed).sum(), (q, k, v, dk, dv))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
 def test_no_rows_is_no_work_and_zero_gradient():
     """B03: a batch without supervised rows still reaches every parameter."""
     k = torch.randn(5, 1, 8, requires_grad=True)
