@@ -162,17 +162,19 @@ def test_an_interrupt_finishes_the_shard_and_a_rerun_resumes(data_prep, whole, t
 
 
 def test_a_second_interrupt_stops_at_once(data_prep, whole, tmp_path, monkeypatch):
-    original, calls = extract.forward_batch, []
+    original, calls, later = extract.forward_batch, [], []
 
     def twice(*args):
         calls.append(1)
         if len(calls) == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
+            later.append(1)
         return original(*args)
 
     monkeypatch.setattr(extract, "forward_batch", twice)
     assert data_prep() == 130
+    assert len(calls) == 5 and not later
     finished = contents(tmp_path / "store")
     assert not any(name.endswith(".tmp") for name in finished)
     assert all(whole[name] == raw for name, raw in finished.items())
