@@ -28,8 +28,8 @@ from heads.autoregressive import AutoregressiveHead, DraftLayer
 from heads.exported import copy_tensors, same_values
 from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
-from heads.vocab import DraftVocab
-from recipes.errors import ExportError, RecipeError
+from heads.vocab import DraftVocab, whole_vocab
+from recipes.errors import ExportError
 from recipes.methods import Eagle1Head as Eagle1Block
 
 
@@ -51,12 +51,11 @@ class Eagle1Head(AutoregressiveHead):
     lm_head: Tensor  # [V, H]
 
     def __init__(self, block: Eagle1Block, target: TargetParts, vocab: DraftVocab):
-        if not vocab.full:
-            raise RecipeError(f"EAGLE-1 drafts over all {vocab.size} tokens of its target; this draft vocabulary has {len(vocab.ids)}")
         own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
         config = draft_llama_config(target.config, block.num_layers, **{key: value for key, value in own.items() if value is not None})
         layers: list[DraftLayer] = [Eagle1Layer(config, i == 0) for i in range(block.num_layers)]
-        super().__init__(block, target, vocab, config, layers)
+        super().__init__(block, target, whole_vocab(vocab), config, layers)
+        self.trained_vocab = vocab  # what training compares; drafts are over all tokens
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.register_buffer("lm_head", target.lm_head, persistent=False)
         self.reset_projections()

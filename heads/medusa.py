@@ -26,7 +26,7 @@ from heads import LAST_HIDDEN
 from heads.cache import DraftCache
 from heads.exported import copy_tensors, rename_tensors, same_values
 from heads.target import TargetParts
-from heads.vocab import DraftVocab
+from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import ExportError, RecipeError
 from recipes.methods import MedusaHead as MedusaBlock
 
@@ -54,10 +54,9 @@ class MedusaHead(nn.Module):
 
     def __init__(self, block: MedusaBlock, target: TargetParts, vocab: DraftVocab):
         super().__init__()
-        if not vocab.full:
-            raise RecipeError(f"Medusa drafts over all {vocab.size} tokens of its target; this draft vocabulary has {len(vocab.ids)}")
         H, V = target.hidden_size, target.vocab_size
-        self.block, self.vocab, self.config = block, vocab, {"hidden_size": H, "vocab_size": V}
+        self.block, self.vocab, self.config = block, whole_vocab(vocab), {"hidden_size": H, "vocab_size": V}
+        self.trained_vocab = vocab  # what training compares; drafts are over all tokens
         self.blocks = nn.ModuleList(ResidualBlocks(H, block.num_layers) for _ in range(block.num_heads))
         if block.train_lm_head:
             self.lm_heads = nn.ModuleList(nn.Linear(H, V, bias=False) for _ in range(1 if block.shared_lm_head else block.num_heads))
@@ -68,6 +67,11 @@ class MedusaHead(nn.Module):
             self.register_buffer("lm_head", target.lm_head, persistent=False)
 
     # ---- pieces that training and drafting share -------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the trained weights."""
+        return next(self.blocks.parameters()).dtype
 
     def states(self, last_hidden: Tensor, head: int) -> Tensor:
         """Post-norm states [n, H] → what head `head` gives to its LM head [n, H]."""

@@ -52,6 +52,11 @@ class DraftVocab:
         return counts[self.ids].sum().item() / total if total else 0.0
 
 
+def whole_vocab(vocab: DraftVocab) -> DraftVocab:
+    """All tokens of the target."""
+    return DraftVocab(torch.arange(vocab.size, device=vocab.ids.device), vocab.size)
+
+
 def build_draft_vocab(counts: Tensor, size: int | None, special_ids: list[int]) -> DraftVocab:
     """The `size` most frequent supervised tokens; unseen ones fill up, special tokens first, then by ascending id (B13).
 

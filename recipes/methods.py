@@ -126,6 +126,7 @@ class MedusaHead(HeadBlock):
     num_layers: PositiveInt = 1  # residual blocks a head
     shared_lm_head: bool = False  # one LM head for all draft heads instead of one each
     train_lm_head: bool = True  # false: the shared LM head stays the target's, only the residual blocks learn
+    draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
 
     @property
     def max_depth(self) -> int:
@@ -178,6 +179,7 @@ class Eagle1Head(HeadBlock):
 
     num_layers: PositiveInt = 1
     intermediate_size: PositiveInt | None = None  # None: the target's
+    draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
     rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heads import shift
 from heads.target import TargetParts
@@ -28,6 +28,35 @@ class DraftHead(NamedTuple):
     weight: Tensor  # [D, H] the draft's LM head
     teacher_rows: Tensor  # [D, H] the target's LM head at the draft vocabulary
     target: TargetParts
+
+
+class Compared(nn.Module):
+    """The tokens over which draft and target are compared: in training the most frequent ones (`head.draft_vocab_size`), else all."""
+
+    ids: Tensor | None  # int64 [D] the frequent ones
+    all_rows: Tensor  # [V, H] the target's LM head
+    rows: Tensor  # [D, H]
+    all_places: Tensor  # int64 [V]
+    places: Tensor  # int64 [V]: where in `ids` each token is, or -1
+
+    def __init__(self, vocab: DraftVocab, target: TargetParts):
+        super().__init__()
+        self.target = target
+        self.register_buffer("ids", None if vocab.full else vocab.ids, persistent=False)
+        self.register_buffer("all_rows", target.lm_head, persistent=False)
+        self.register_buffer("rows", target.lm_head if vocab.full else target.lm_head[vocab.ids], persistent=False)
+        self.register_buffer("all_places", torch.arange(vocab.size), persistent=False)
+        self.register_buffer("places", draft_ids_of(vocab), persistent=False)
+
+    def draft_ids(self) -> Tensor:
+        """int64 [V]: the place of each target token in the comparison, -1 where it is left out."""
+        return self.places if self.training else self.all_places
+
+    def draft_head(self, weight: Tensor) -> DraftHead:
+        """What `Depths.compare` takes, from the draft's LM head [V, H]."""
+        if self.ids is not None and self.training:
+            return DraftHead(weight[self.ids], self.rows, self.target)
+        return DraftHead(weight, self.all_rows, self.target)
 
 
 class Depths:
@@ -48,28 +77,41 @@ class Depths:
         self.trained = [~labelled | (label >= 0) for labelled, label in zip(self.labelled, self.labels, strict=True)]
 
     def compare(
-        self, states: list[Tensor], weights: list[Tensor], head: DraftHead, loss: str | Compare, lk_eta: float = 3.0
+        self,
+        states: list[Tensor],
+        weights: list[Tensor],
+        head: DraftHead | list[DraftHead],
+        loss: str | Compare,
+        lk_eta: float = 3.0,
     ) -> list[HeadLoss]:
-        """Losses of all depths at once, split by depth again: every teacher row is computed once.
+        """Losses of all depths, split by depth again. Depths with one LM head go through it together: every teacher row is computed once.
 
         Args:
-            states: [R_i, H] normed states of the rows of each depth. weights: [R_i]. loss, lk_eta: as in `head_loss`.
+            states: [R_i, H] normed states of the rows of each depth. weights: [R_i]. head: of all depths, or one a depth.
+            loss, lk_eta: as in `head_loss`.
 
         Returns:
-            One HeadLoss a depth over its rows, 0 and wrong where nothing is trained; the first holds the whole `loss_sum`.
+            One HeadLoss a depth over its rows, 0 and wrong where nothing is trained; each holds the whole `loss_sum`.
         """
-        kept = [keep.nonzero()[:, 0] for keep in self.trained]
-        teacher_index = torch.cat([row[keep] + shift.teacher_index(i) for i, (row, keep) in enumerate(zip(self.rows, kept, strict=True))])
-        positions, teacher_row = torch.unique(teacher_index, return_inverse=True)
-        pick = lambda sides: torch.cat([side[keep] for side, keep in zip(sides, kept, strict=True)])  # noqa: E731
-        teacher = Teacher(self.batch.last_hidden[positions], head.teacher_rows, head.target)
-        result = head_loss(pick(states), head.weight, teacher, teacher_row, pick(weights).float(), pick(self.labels), loss, lk_eta)
-        parts, sizes = [], [len(keep) for keep in kept]
-        for row, keep, values, right in zip(self.rows, kept, result.loss.split(sizes), result.correct.split(sizes), strict=True):
-            losses, correct = values.new_zeros(len(row)), right.new_zeros(len(row))
-            losses[keep], correct[keep] = values, right
-            parts.append(HeadLoss(result.loss_sum, losses, correct))
-        return parts
+        depths = range(len(self.rows))
+        groups = [(list(depths), head)] if isinstance(head, DraftHead) else [([i], one) for i, one in zip(depths, head, strict=True)]
+        parts: list[tuple[Tensor, Tensor]] = []
+        loss_sum: Tensor | float = 0.0
+        for members, one in groups:
+            kept = {i: self.trained[i].nonzero()[:, 0] for i in members}
+            teacher_index = torch.cat([self.rows[i][keep] + shift.teacher_index(i) for i, keep in kept.items()])
+            positions, teacher_row = torch.unique(teacher_index, return_inverse=True)
+            state, weight, label = (torch.cat([side[i][keep] for i, keep in kept.items()]) for side in (states, weights, self.labels))
+            teacher = Teacher(self.batch.last_hidden[positions], one.teacher_rows, one.target)
+            result = head_loss(state, one.weight, teacher, teacher_row, weight.float(), label, loss, lk_eta)
+            loss_sum = loss_sum + result.loss_sum
+            sizes = [len(keep) for keep in kept.values()]
+            for (i, keep), values, right in zip(kept.items(), result.loss.split(sizes), result.correct.split(sizes), strict=True):
+                losses, correct = values.new_zeros(len(self.rows[i])), right.new_zeros(len(self.rows[i]))
+                losses[keep], correct[keep] = values, right
+                parts.append((losses, correct))
+        assert isinstance(loss_sum, Tensor)
+        return [HeadLoss(loss_sum, losses, correct) for losses, correct in parts]
 
     def output(self, losses: list[HeadLoss]) -> Output:
         """What an objective returns."""

@@ -11,46 +11,16 @@ causal pass over packed rows trains all depths: depth i at index t is depth 0 at
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heads import shift
 from heads.draft_model import DraftModelHead
 from heads.packed import Packed
 from heads.target import TargetParts
-from heads.vocab import DraftVocab
 from recipes.methods import DraftModelObjective as DraftModelBlock
-from train.depths import Depths, DraftHead, draft_ids_of
+from train.depths import Compared, Depths
 from train.objective import Output
 from train.packing import Batch
-
-
-class Compared(nn.Module):
-    """The tokens over which draft and target are compared: in training the most frequent ones (`head.draft_vocab_size`), else all."""
-
-    ids: Tensor | None  # int64 [D] the frequent ones
-    all_rows: Tensor  # [V, H] the target's LM head
-    rows: Tensor  # [D, H]
-    all_places: Tensor  # int64 [V]
-    places: Tensor  # int64 [V]: where in `ids` each token is, or -1
-
-    def __init__(self, vocab: DraftVocab, target: TargetParts):
-        super().__init__()
-        self.target = target
-        self.register_buffer("ids", None if vocab.full else vocab.ids, persistent=False)
-        self.register_buffer("all_rows", target.lm_head, persistent=False)
-        self.register_buffer("rows", target.lm_head if vocab.full else target.lm_head[vocab.ids], persistent=False)
-        self.register_buffer("all_places", torch.arange(vocab.size), persistent=False)
-        self.register_buffer("places", draft_ids_of(vocab), persistent=False)
-
-    def draft_ids(self) -> Tensor:
-        """int64 [V]: the place of each target token in the comparison, -1 where it is left out."""
-        return self.places if self.training else self.all_places
-
-    def draft_head(self, weight: Tensor) -> DraftHead:
-        """What `Depths.compare` takes, from the draft's LM head [V, H]."""
-        if self.ids is not None and self.training:
-            return DraftHead(weight[self.ids], self.rows, self.target)
-        return DraftHead(weight, self.all_rows, self.target)
 
 
 class DraftModelObjective(nn.Module):

@@ -25,7 +25,7 @@ from heads.eagle1 import Eagle1Head
 from heads.layers import document_starts
 from heads.target import TargetParts
 from recipes.methods import Eagle1Objective as Eagle1Block
-from train.depths import Depths, DraftHead, draft_ids_of
+from train.depths import Compared, Depths
 from train.losses import HeadLoss, Teacher, compare_kl
 from train.objective import Output
 from train.packing import Batch
@@ -37,13 +37,11 @@ VALIDATION_DEPTHS = 5  # passes that validation makes, so that AL~ of longer cha
 class Eagle1Objective(nn.Module):
     """Sum over passes of feature_weight * smooth-L1 + logit_weight * KL + top_k_weight * top-K."""
 
-    to_draft: Tensor
-
     def __init__(self, head: Eagle1Head, target: TargetParts, objective: Eagle1Block):
         super().__init__()
-        self.head, self.objective, self.teacher_parts = head, objective, target
+        self.head, self.objective = head, objective
         self.logit_scale = target.logit_scale()
-        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
+        self.compared = Compared(head.trained_vocab, target)
 
     def forward(self, batch: Batch) -> Output:
         head, cfg = self.head, self.objective
@@ -58,11 +56,10 @@ class Eagle1Objective(nn.Module):
 
         rows = [weight.nonzero()[:, 0] for weight in weights]
         states = [state[weights[i][needed[i]]] for i, state in enumerate(rolled)]
-        pairs = Depths(batch, rows, self.to_draft)
-        through_head = DraftHead(head.lm_head, head.lm_head, self.teacher_parts)
+        pairs = Depths(batch, rows, self.compared.draft_ids())
         scaled = [state * self.logit_scale for state in states]
         ones = [torch.ones(len(row), device=row.device) for row in rows]
-        compared = pairs.compare(scaled, ones, through_head, self._compare)
+        compared = pairs.compare(scaled, ones, self.compared.draft_head(head.lm_head), self._compare)
         imitation = [
             cfg.feature_weight
             * F.smooth_l1_loss(state.float(), batch.last_hidden[row + shift.teacher_index(i)].float(), reduction="none").mean(-1)

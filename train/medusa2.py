@@ -32,6 +32,7 @@ from heads.target import TargetParts, TensorFiles, load_target_model, read_targe
 from recipes.errors import ExportError, RecipeError, TargetError
 from recipes.methods import Medusa2Objective as Medusa2Block
 from recipes.schema import Recipe
+from train.depths import Compared
 from train.export import export_head
 from train.inside_target import write_inside_target
 from train.losses import Teacher, head_loss
@@ -45,8 +46,6 @@ FORWARD_TOKENS = 1024  # tokens (pads included) in one forward pass of the targe
 class Medusa2Objective(nn.Module):
     """Loss of the target itself plus the weighted loss of the heads on its adapted states."""
 
-    teacher_rows: Tensor  # [V, H] the un-adapted target's LM head
-
     def __init__(self, head: MedusaHead, target: TargetParts, objective: Medusa2Block):
         super().__init__()
         if target.source is None:
@@ -59,7 +58,7 @@ class Medusa2Objective(nn.Module):
         self.progress = 0.0  # share of the run that is behind; the loop sets it
         self.model = load_target_model(target.source)
         adapt(self.model, objective)
-        self.register_buffer("teacher_rows", target.lm_head, persistent=False)
+        self.compared = Compared(head.trained_vocab, target)
         # What does not learn is in no checkpoint: it is read from the target again.
         parameters = self.model.named_parameters(remove_duplicate=False)
         self.frozen = {f"model.{name}" for name, parameter in parameters if not parameter.requires_grad}
@@ -71,7 +70,7 @@ class Medusa2Objective(nn.Module):
         alone = self.training and self.progress < cfg.head_warmup
         with torch.no_grad() if alone else nullcontext():
             states = self.adapted_states(batch)
-        heads = heads_loss(self.head, states, batch, self.teacher_rows, self.teacher_parts, cfg)
+        heads = heads_loss(self.head, states, batch, self.compared, cfg)
         weight = cfg.heads_weight * (1.0 if alone else heads_schedule(cfg, self.progress))
         if alone:  # every trained parameter takes part in every step, as several processes need it
             target_loss = sum((p.flatten()[:1] * 0).sum() for p in self.model.parameters() if p.requires_grad)
@@ -104,7 +103,7 @@ class Medusa2Objective(nn.Module):
             states: [N, H] adapted states. kind: "kl" from the un-adapted target (on the batch's stored states), or "ce".
         """
         row = shift.next_weight(batch.loss_mask, batch.document).nonzero()[:, 0]
-        teacher = Teacher(batch.last_hidden[row], self.teacher_rows, self.teacher_parts)
+        teacher = Teacher(batch.last_hidden[row], self.compared.all_rows, self.teacher_parts)
         lm_head = self.lm_head()
         place, labels = torch.arange(len(row), device=row.device), shift.next_tokens(batch.input_ids)[row]
         ones = torch.ones(len(row), device=row.device)
@@ -115,18 +114,18 @@ class Medusa2Objective(nn.Module):
     @torch.no_grad()
     def movement(self, source: Any, rows: list[int], tokens: int) -> dict[str, float]:
         """How far the target moved on `rows`, a supervised token: KL, cross-entropy before and after, equal top-1 share."""
-        was_training, device = self.training, self.teacher_rows.device
+        was_training, device = self.training, self.compared.all_rows.device
         self.eval()
         kl = before = after = same = count = 0.0
         for picked in fixed_batches(rows, lambda row: int(source.lengths[row]), tokens):
             batch = collate(source.read_rows(picked, []), [], source.manifest.hidden_size).to(device)
-            states, original = self.adapted_states(batch), batch.last_hidden.to(self.teacher_rows.dtype)
+            states, original = self.adapted_states(batch), batch.last_hidden.to(self.compared.all_rows.dtype)
             result, labels = self.target_loss(states, batch, "kl")
             kl, count = kl + float(result.loss.sum()), count + labels
             after += float(self.target_loss(states, batch, "ce")[0].loss.sum())
             row = shift.next_weight(batch.loss_mask, batch.document).nonzero()[:, 0]
             for part in row.split(256):
-                logits = original[part] @ self.teacher_rows.T * self.logit_scale
+                logits = original[part] @ self.compared.all_rows.T * self.logit_scale
                 before += float(nn.functional.cross_entropy(logits, shift.next_tokens(batch.input_ids)[part], reduction="sum"))
                 adapted = states[part] @ self.lm_head().T
                 same += float((logits.argmax(-1) == adapted.argmax(-1)).sum())

@@ -21,8 +21,7 @@ from heads.pard import PardHead
 from heads.target import TargetParts
 from recipes.errors import RecipeError
 from recipes.methods import PardObjective as PardBlock
-from train.depths import Depths
-from train.draft_model import Compared
+from train.depths import Compared, Depths
 from train.losses import Teacher, plus_ce
 from train.objective import Output
 from train.packing import Batch

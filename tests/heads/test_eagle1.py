@@ -86,10 +86,11 @@ def test_drafts_do_not_depend_on_how_entries_were_committed(parts):
     assert torch.equal(second, head.propose({LAST_HIDDEN: last_hidden}, ids[1:10], torch.arange(9), head.new_cache(), 4, greedy))
 
 
-def test_reduced_vocabulary_is_refused(parts):
-    """VLLM_FORMATS §1: vLLM does not honour draft_vocab_size here."""
-    with pytest.raises(RecipeError, match="over all 50 tokens"):
-        Eagle1Head(Block(), parts, DraftVocab(torch.arange(30), 50))
+def test_drafts_are_over_all_tokens(parts):
+    """VLLM_FORMATS §1: vLLM does not honour draft_vocab_size here; a frequent part of the vocabulary is for training only."""
+    head = Eagle1Head(Block(draft_vocab_size=30), parts, DraftVocab(torch.arange(30), 50))
+    assert head.vocab.full and head.logits(torch.randn(1, 32)).shape == (1, 50) and len(head.trained_vocab.ids) == 30
+    assert "draft_vocab_size" not in head.served_config()
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])

@@ -182,10 +182,11 @@ def test_tree_deeper_than_the_heads():
     assert load_recipe("recipes/debug/medusa.yaml", [*tree, "eval.tree_depth=4"]).eval.tree_depth == 4
 
 
-def test_reduced_vocabulary_is_refused(parts):
-    """VLLM_FORMATS §3: token_map fails in the server."""
-    with pytest.raises(RecipeError, match="over all 50 tokens"):
-        MedusaHead(Block(), parts, DraftVocab(torch.arange(30), 50))
+def test_drafts_are_over_all_tokens(parts):
+    """VLLM_FORMATS §3: token_map fails in the server; a frequent part of the vocabulary is for training only."""
+    head = MedusaHead(Block(draft_vocab_size=30), parts, DraftVocab(torch.arange(30), 50))
+    assert head.vocab.full and head.head_logits(torch.randn(1, 32), 5).shape == (5, 1, 50) and len(head.trained_vocab.ids) == 30
+    assert all(lm_head.weight.shape == (50, 32) for lm_head in head.lm_heads)
 
 
 def test_contradictory_settings():

@@ -19,8 +19,8 @@ from train.objective import simulate_chain
 HASS = {"passes": 3, "top_k": 4, "top_k_weight": 0.7}
 
 
-def make(target: TargetParts, **settings) -> Eagle1Objective:
-    head = Eagle1Head(Block(), target, DraftVocab(torch.arange(50), 50))
+def make(target: TargetParts, frequent=range(50), **settings) -> Eagle1Objective:
+    head = Eagle1Head(Block(), target, DraftVocab(torch.tensor(list(frequent)), 50))
     with torch.no_grad():
         for p in head.parameters():
             p.normal_(std=0.15)
@@ -88,24 +88,31 @@ def real_passes(objective, batch) -> list[list[tuple[int, torch.Tensor]]]:
     return found
 
 
+@pytest.mark.parametrize("frequent", [range(50), range(0, 50, 2)], ids=["all tokens", "frequent tokens"])
 @pytest.mark.parametrize("settings", [{}, {"feature_weight": 0.0, "logit_weight": 1.0}, HASS], ids=str)
-def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, settings, monkeypatch):
-    """METHODS §2.3, §4, §16.8: value and gradient; passes are detached, masked scores are -inf, weights are the paper's."""
+def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, settings, frequent, monkeypatch):
+    """METHODS §2.3, §4, §16.8: value and gradient; passes are detached, masked scores are -inf, weights are the paper's.
+
+    Over the frequent tokens alone, rows whose label is another one only imitate the state.
+    """
+    ids = torch.tensor(list(frequent))
     monkeypatch.setattr(losses, "CHUNK_LOGITS", 50 * 3)
     monkeypatch.setattr(losses, "CHUNK_ROWS", 1)
-    objective, batch = make(small_target, **settings).train(), packed_batch((3, 6), (1, 1), (2, 5))
+    objective, batch = make(small_target, frequent, **settings).train(), packed_batch((3, 6), (1, 1), (2, 5))
     cfg, total = objective.objective, torch.zeros(())
     depth_loss, correct = torch.zeros(cfg.passes), torch.zeros(cfg.passes, dtype=torch.long)
-    for i, rows in enumerate(real_passes(objective, batch)):
-        for t, state in rows:
+    for i, drafted in enumerate(real_passes(objective, batch)):
+        for t, state in drafted:
             target_state = batch.last_hidden[t + 1 + i]
-            p, log_q = (target_state @ small_target.lm_head.T).softmax(-1), (state @ small_target.lm_head.T).log_softmax(-1)
-            imitation = F.smooth_l1_loss(state, target_state)
+            rows, label = small_target.lm_head[ids], batch.input_ids[t + 2 + i]
+            p, log_q = (target_state @ rows.T).softmax(-1), (state @ rows.T).log_softmax(-1)
             kl = F.kl_div(log_q, p, reduction="sum")
             top = p.topk(cfg.top_k)
-            loss = cfg.feature_weight * imitation + cfg.logit_weight * kl - cfg.top_k_weight * (top.values * log_q[top.indices]).sum()
+            loss = cfg.feature_weight * F.smooth_l1_loss(state, target_state)
+            if label in ids:
+                loss = loss + cfg.logit_weight * kl - cfg.top_k_weight * (top.values * log_q[top.indices]).sum()
+                correct[i] += ids[log_q.argmax()] == label
             total, depth_loss[i] = total + loss, depth_loss[i] + loss.item()
-            correct[i] += log_q.argmax() == batch.input_ids[t + 2 + i]
     out = objective(batch)
     torch.testing.assert_close(out.loss_sum, total, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(out.depth_loss, depth_loss, rtol=1e-4, atol=1e-4)

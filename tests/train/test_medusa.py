@@ -15,8 +15,8 @@ from train.objective import simulate_chain
 LM_HEADS = [{}, {"shared_lm_head": True}, {"shared_lm_head": True, "train_lm_head": False}]
 
 
-def make(target, loss="kl", heads=3, decay=0.8, **block) -> MedusaObjective:
-    head = MedusaHead(Block(num_heads=heads, **block), target, DraftVocab(torch.arange(50), 50))
+def make(target, loss="kl", heads=3, decay=0.8, frequent=range(50), **block) -> MedusaObjective:
+    head = MedusaHead(Block(num_heads=heads, **block), target, DraftVocab(torch.tensor(list(frequent)), 50))
     with torch.no_grad():
         for p in head.parameters():
             p.add_(torch.randn_like(p) * 0.1)
@@ -56,19 +56,26 @@ def test_alignment_table(small_target, packed_batch, monkeypatch, loss, lm_heads
     assert out.loss_sum.item() == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.parametrize("frequent", [range(50), range(0, 50, 2)], ids=["all tokens", "frequent tokens"])
 @pytest.mark.parametrize("loss", ["kl", "ce"])
 @pytest.mark.parametrize("lm_heads", LM_HEADS, ids=str)
-def test_is_the_plain_loss(small_target, packed_batch, loss, lm_heads):
-    """METHODS §1.3: sum over heads of 0.8^(i + 1) times KL to the target or CE on the token; every head gets a gradient."""
-    objective, batch = make(small_target, loss, **lm_heads), packed_batch((3, 6), (1, 1), (2, 5))
-    head, total, depth_loss = objective.head, torch.zeros(()), torch.zeros(3)
+def test_is_the_plain_loss(small_target, packed_batch, loss, lm_heads, frequent):
+    """METHODS §1.3: sum over heads of 0.8^(i + 1) times KL to the target or CE on the token; every head gets a gradient.
+
+    Over the frequent tokens alone, those whose label is another one give no loss; validation is over all tokens.
+    """
+    objective, batch = make(small_target, loss, frequent=frequent, **lm_heads), packed_batch((3, 6), (1, 1), (2, 5))
+    head, total, depth_loss, ids = objective.head, torch.zeros(()), torch.zeros(3), torch.tensor(list(frequent))
     for i in range(3):
         for t in shift.label_weight(batch.loss_mask, batch.document, i).nonzero()[:, 0].tolist():
-            log_q = (head.states(batch.last_hidden[t], i) @ head.lm_head_of(i).T).log_softmax(-1)
+            label = batch.input_ids[t + 2 + i]
+            if label not in ids:
+                continue
+            log_q = (head.states(batch.last_hidden[t], i) @ head.lm_head_of(i)[ids].T).log_softmax(-1)
             if loss == "ce":
-                value = -log_q[batch.input_ids[t + 2 + i]]
+                value = -log_q[(ids == label).nonzero()[0, 0]]
             else:
-                value = F.kl_div(log_q, (batch.last_hidden[t + 1 + i] @ small_target.lm_head.T).softmax(-1), reduction="sum")
+                value = F.kl_div(log_q, (batch.last_hidden[t + 1 + i] @ small_target.lm_head[ids].T).softmax(-1), reduction="sum")
             total, depth_loss[i] = total + 0.8 ** (i + 1) * value, depth_loss[i] + value.item()
     out = objective(batch)
     torch.testing.assert_close(out.loss_sum, total, rtol=1e-4, atol=1e-4)
@@ -78,6 +85,10 @@ def test_is_the_plain_loss(small_target, packed_batch, loss, lm_heads):
     for name, a, b in zip(parameters, ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
         assert b.abs().max() > 0, name
+    checked = objective.eval()(batch)
+    for i, t in checked.hits.nonzero().tolist():
+        assert (head.states(batch.last_hidden[t], i) @ head.lm_head_of(i).T).argmax() == batch.input_ids[t + 2 + i]
+    assert checked.depth_count.tolist() == out.depth_count.tolist()
 
 
 @pytest.mark.parametrize("documents", [[(3, 0)], [(2, 1)], [(1, 2), (5, 1)]], ids=str)
