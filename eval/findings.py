@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from eval.greedy import TIE
 from recipes.schema import Recipe
 
 PARITY_GAP = 0.02  # AL against AL~
@@ -40,7 +41,7 @@ def name_of(run: Mapping[str, Any]) -> str:
 def findings(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping[str, Any] | None) -> list[str]:
     """All findings of a report's runs; one of several lines is a list under its first. `export` is the head's headstart.json."""
     runs = [run for run in runs if "error" not in run]
-    lines = [line for run in runs for line in _about_run(recipe, run)]
+    lines = [line for run in runs for line in _about_run(recipe, run, runs)]
     lines += _low_acceptance(recipe, runs)
     lowest = min((run["concurrency"] for run in runs), default=1)  # acceptance does not depend on it: once is enough
     parity = [gap for run in runs if run["concurrency"] == lowest and (gap := _parity(run))]
@@ -49,21 +50,34 @@ def findings(recipe: Recipe, runs: Sequence[Mapping[str, Any]], export: Mapping[
     return lines + list(_too_long(recipe, runs, export))
 
 
-def _about_run(recipe: Recipe, run: Mapping[str, Any]) -> Iterator[str]:
+def _about_run(recipe: Recipe, run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     where = name_of(run)
     counted = {"drafts": run["num_drafts"], "draft_tokens": run["num_draft_tokens"], "accepted_tokens": run["num_accepted_tokens"]}
     if run["counters"] is not None and run["counters"] != counted:
         yield f"{where}: the engine's counters say {run['counters']}, its per-request counts add up to {counted}. Do not trust this run."
+    if missed := run.get("not_argmax"):
+        widest = max(missed, key=lambda miss: miss["gap"])
+        yield (
+            f"{where}: {len(missed)} tokens of greedy answers are not the target's argmax. The widest: token {widest['token']} of request "
+            f"{widest['request']}, whose logit lies {widest['gap']:.1e} below the best ({_cause(recipe, widest['gap'])}; METHODS §15.6)."
+        )
     differing = [r["first_difference"] for r in run["requests"] if r["first_difference"] is not None]
     if differing:
-        if recipe.target.dtype == "float32":
-            why = "in float32 they should be equal: this is a bug"
-        else:
-            why = f"{recipe.target.dtype} kernels round k+1 tokens unlike one token, near ties flip; float32 tells whether that is all"
+        here = [other for other in runs if all(other[key] == run[key] for key in ("prompts", "temperature", "concurrency"))]
+        gaps = [miss["gap"] for other in here for miss in other.get("not_argmax") or []]
         yield (
             f"{where}: greedy output is not the one without speculation in {len(differing)} of {len(run['requests'])} requests, "
-            f"the earliest at token {min(differing)} ({why}; METHODS §15.6)."
+            f"the earliest at token {min(differing)} ({_cause(recipe, max(gaps, default=None))}; METHODS §15.6)."
         )
+
+
+def _cause(recipe: Recipe, gap: float | None) -> str:
+    """Why greedy tokens may differ, given how far the target's logits lie apart there; None where only an engine's texts are known."""
+    if recipe.target.dtype != "float32":
+        return f"{recipe.target.dtype} kernels round k+1 tokens unlike one token, near ties flip; float32 tells whether that is all"
+    if gap is None:
+        return "in float32 only a tie may do this, anything else is a bug: `python -m eval.parity` tells the margin"
+    return f"a tie: logits {gap:.1e} apart, rounding decides" if gap < TIE else "in float32 they should be equal: this is a bug"
 
 
 def _low_acceptance(recipe: Recipe, runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -62,6 +62,10 @@ DEFINITIONS = {
         "seconds of one round for all requests in flight: draft, verify (the target's forward), overhead (acceptance, roll-back, the rest)"
     ),
     "draft_seconds": "seconds in which vLLM's proposer drafts for all requests in flight, mean over its calls; on a CPU only",
+    "not_argmax": (
+        "temperature 0: tokens of the answers that are not the argmax of the target's forward over the text, without a cache, drafts or "
+        "a tree, and how far their logits lie below it; empty: the answers are the target's greedy ones, token for token"
+    ),
     "lossless": "whether the verification rule keeps the target's own distribution; typical acceptance does not",
     "speedup": "tokens per second / tokens per second of the same engine without speculation, same prompts and settings",
     "AL~": "ESTIMATED acceptance length, from held-out features during training; AL without ~ is only ever counted in an engine",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from eval.greedy import TIE
 from eval.report import first_difference, rounds_of
 from heads.exported import with_own_target
 from recipes.errors import HeadstartError
@@ -66,7 +67,7 @@ class Parity:
         return [summary] + [
             f"  request {d.request}: at token {d.token} of the answer the reference accepts {d.accepted[0]}, vLLM {d.accepted[1]}; "
             + ("same text" if d.same_text else "the texts part")
-            + ("" if d.margin is None else f"; logit margin of the target {d.margin:.2e}")
+            + ("" if d.margin is None else f"; logit margin of the target {d.margin:.2e}{' (a tie)' * (d.margin < TIE)}")
             for d in self.differences
         ]
 

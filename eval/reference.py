@@ -3,9 +3,9 @@
     python -m eval recipes/smollm2-135m/eagle3.yaml eval.engine=reference
     python -m eval recipes/smollm2-135m/eagle3.yaml eval.engine=reference eval.tree=eagle2
 
-Besides what vLLM tells: trees, candidate and draft-vocabulary coverage, and the time of draft and verification apart. It is right
-before it is fast; figures of speed are for comparing its own methods with each other. Finished cells are kept in
-reports/NAME/reference.jsonl and not measured again.
+Besides what vLLM tells: trees, candidate and draft-vocabulary coverage, the time of draft and verification apart, and for greedy
+answers whether every token is the target's own (`eval.greedy`). It is right before it is fast; figures of speed are for comparing
+its own methods with each other. Finished cells are kept in reports/NAME/reference.jsonl and not measured again.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from transformers import PreTrainedModel
 
 from eval.decode import Decoded, Drafter, Request, Settings, decode
 from eval.drafters import Chooser, Eagle2Drafter, HeadDrafter, MedusaDrafter, NgramDrafter, NoDrafter, StaticTreeDrafter
+from eval.greedy import lines_about, not_argmax
 from eval.ledger import RoundCost, best_k, dynamic_schedule, ledger
 from eval.metrics import candidate_coverage, count, draft_vocab_coverage
 from eval.prepare import check_export, fingerprint_of, model_length, read_prompts
+from eval.records import append_record, read_records
 from eval.suffix import SuffixDrafter
 from eval.target_cache import TargetCache
 from eval.trees import medusa_paths, rank_accuracies, rank_hits, shape_from_paths
 from eval.verify import RULES, TorchDice
-from eval.vllm_engine import Cell, append_record, read_records, threads
+from eval.vllm_engine import Cell, threads
 from heads.exported import load_exported_head
 from heads.target import TargetParts, load_target_model, load_tokenizer, read_target
 from recipes.errors import RecipeError
@@ -67,6 +69,7 @@ def run(recipe: Recipe, recipe_path: str) -> dict[str, Any]:
     measured = measure_cells(recipe, recipe_path)
     report = build_report(recipe, measured.records, measured.prompts, measured.export, measured.target.path)
     report["ledger"] = list(ledgers(recipe, measured.records, max(recipe.eval.concurrency)))
+    report["notes"] += lines_about(report["runs"])
     write_report(report, recipe.report_dir)
     return report
 
@@ -186,7 +189,11 @@ def measure(
     decode(model, warm_up, drafter, replace(settings, max_tokens=WARM_UP_TOKENS), concurrency=concurrency)
     if isinstance(drafter, SuffixDrafter):
         drafter.forget()
-    return record_of(decode(model, prompts, drafter, settings, concurrency=concurrency, on_round=tick), drafter, settings)
+    decoded = decode(model, prompts, drafter, settings, concurrency=concurrency, on_round=tick)
+    record = record_of(decoded, drafter, settings)
+    if settings.temperature == 0:
+        record["figures"]["not_argmax"] = not_argmax(model, prompts, [request.answer for request in decoded.requests])
+    return record
 
 
 def record_of(decoded: Decoded, drafter: Drafter, settings: Settings) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from eval.records import append_record, forget_failures, read_records
 from recipes.errors import EngineError
 
 TICK = "@headstart "  # lines of the child that are progress, not log
@@ -138,7 +139,7 @@ def run_cells(
     out_path.parent.mkdir(parents=True, exist_ok=True)
     log_path = out_path.with_suffix(".log")
     log_path.unlink(missing_ok=True)
-    _forget_failures(out_path)
+    forget_failures(out_path)
     work = [(e, c) for e in job.engines for c in job.cells()]
     for engine, cell in work:
         if reason := (impossible or {}).get(engine):
@@ -158,26 +159,6 @@ def finished_cells(job: Job, out_path: Path) -> list[tuple[Engine, Cell]]:
     """The cells of `job` that `out_path` already holds."""
     records = read_records(out_path)
     return [(e, c) for e in job.engines for c in job.cells() if "error" not in records.get(job.key(e, c), {"error": ""})]
-
-
-def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Records by key, the last one of each; a torn last line (a killed process, a full disk) is passed over."""
-    records = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        records[record["key"]] = record
-    return records
-
-
-def _forget_failures(path: Path) -> None:
-    """Drop failed records, so that a rerun tries them again."""
-    good = [json.dumps(record) + "\n" for record in read_records(path).values() if "error" not in record]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(good), encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _children(todo: list[tuple[Engine, Cell]]) -> Iterator[list[tuple[Engine, Cell]]]:
@@ -242,14 +223,6 @@ def _environment(cpu: bool) -> dict[str, str]:
 
 def _record(job: Job, engine: Engine, cell: Cell, **more: Any) -> dict[str, Any]:
     return {"key": job.key(engine, cell), "method": engine.method, "k": engine.k, **asdict(cell), **more}
-
-
-def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Append one line and make sure that it is on disk."""
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps(record) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
 
 
 # ----------------------------------------------------------------------------------------------------- the child's side

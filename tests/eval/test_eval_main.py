@@ -15,7 +15,7 @@ import pytest
 
 from eval.__main__ import main, next_command
 from eval.prepare import check_export, engines_of, model_length, read_prompts
-from eval.vllm_engine import read_records
+from eval.records import read_records
 from heads.target import read_target
 from recipes.errors import ExportError, RecipeError
 from recipes.schema import Recipe, load_recipe

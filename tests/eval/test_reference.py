@@ -16,6 +16,7 @@ from eval.__main__ import main
 from eval.bench import bench
 from eval.decode import Request, Round, Settings, decode
 from eval.drafters import Eagle2Drafter, HeadDrafter, NoDrafter
+from eval.greedy import not_argmax
 from eval.metrics import count
 from eval.parity import compare_requests, logit_margin
 from eval.report import rounds_of
@@ -75,6 +76,25 @@ def test_the_report_says_what_only_this_engine_knows(report):
     # Sampled answers are lossless by rule, not by chance: the note says which rule was at work.
     assert any("speculative sampling" in note for note in report["notes"]) and any("argmax" in note for note in report["notes"])
     assert {"candidate_coverage", "draft_vocab_coverage", "round_seconds"} <= set(report["definitions"])
+
+
+def test_greedy_answers_are_held_against_the_target(report):
+    """Every greedy token of every method is the argmax of a forward without cache, drafts or tree; sampled ones are not asked."""
+    greedy, sampled = ([r for r in report["runs"] if r["temperature"] == t] for t in (0.0, 1.0))
+    assert [run["not_argmax"] for run in greedy] == [[]] * len(greedy) and not any("not_argmax" in run for run in sampled)
+    tokens = sum(run["num_new_tokens"] for run in greedy)
+    assert any(f"{tokens} of {tokens} tokens are the argmax" in note for note in report["notes"])
+
+
+def test_a_token_that_the_target_would_not_write_is_found(model, greedy, prompts):
+    answer = greedy(prompts[0], 8)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompts[0] + answer[:5]])).logits[0, -1]
+    second = int(logits.topk(2).indices[1])
+    rest = greedy(prompts[0] + answer[:5] + [second], 2)  # greedy again after the wrong token
+    (miss,) = not_argmax(model, [prompts[1], prompts[0]], [greedy(prompts[1], 6), [*answer[:5], second, *rest]])
+    assert (miss["request"], miss["token"]) == (1, 5)
+    assert miss["gap"] == pytest.approx((logits.max() - logits[second]).item(), rel=1e-3)
 
 
 def test_the_ledger_compares_every_k_with_the_baseline(report):

@@ -112,7 +112,7 @@ def test_first_difference(tokens: list[int], reference: list[int], index: int | 
     assert first_difference(tokens, reference) == index
 
 
-@pytest.mark.parametrize(("dtype", "why"), [("float32", "this is a bug"), ("bfloat16", "near ties flip")])
+@pytest.mark.parametrize(("dtype", "why"), [("float32", "anything else is a bug"), ("bfloat16", "near ties flip")])
 def test_greedy_output_that_changed_is_found(recipe: Recipe, dtype: str, why: str):
     """Greedy speculative decoding is the target's own text; what differs is counted and located (METHODS §15.6)."""
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": dtype})})
@@ -123,6 +123,18 @@ def test_greedy_output_that_changed_is_found(recipe: Recipe, dtype: str, why: st
     assert [r["first_difference"] for r in run["requests"]] == [3, None]
     (line,) = [line for line in report["findings"] if "greedy output" in line]
     assert "1 of 2 requests" in line and "token 3" in line and why in line
+
+
+@pytest.mark.parametrize(("gap", "why"), [(2e-5, "a tie: logits 2.0e-05 apart"), (0.4, "this is a bug")])
+def test_a_token_that_is_not_the_targets_argmax_is_found_with_its_margin(recipe: Recipe, gap: float, why: str):
+    """The reference decoder holds greedy answers against the target; whose token is off, the draft's or the baseline's, does not matter."""
+    changed = [DRAFTED[0] | {"output_ids": [0, 1, 2, 99, 4, 5, 6, 7]}, DRAFTED[1]]
+    off = {"figures": {"not_argmax": [{"request": 0, "token": 3, "gap": gap}, {"request": 1, "token": 2, "gap": 1e-6}]}}
+    report = report_of(recipe, [record("baseline", 0, PLAIN, **off), record("eagle3", 3, changed, figures={"not_argmax": []})])
+    ours, differing = report["findings"]
+    assert "baseline" in ours and "2 tokens" in ours and "token 3 of request 0" in ours and why in ours
+    assert "eagle3" in differing and "1 of 2 requests" in differing and why in differing
+    assert "not_argmax" in report["definitions"]
 
 
 def test_sampled_output_is_not_compared(recipe: Recipe):

@@ -15,9 +15,10 @@ from eval.decode import Settings, decode
 from eval.drafters import HeadDrafter, NgramDrafter
 from eval.parity import compare_requests, logit_margin
 from eval.prepare import fingerprint_of, llm_arguments
+from eval.records import read_records
 from eval.reference import request_of
 from eval.report import first_difference, rounds_of
-from eval.vllm_engine import Cell, Engine, Job, _children, finished_cells, read_records, run_cells
+from eval.vllm_engine import Cell, Engine, Job, _children, finished_cells, run_cells
 from heads.target import load_tokenizer
 
 CPU = not torch.cuda.is_available()
