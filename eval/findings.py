@@ -55,6 +55,11 @@ def _about_run(recipe: Recipe, run: Mapping[str, Any], runs: Sequence[Mapping[st
     counted = {"drafts": run["num_drafts"], "draft_tokens": run["num_draft_tokens"], "accepted_tokens": run["num_accepted_tokens"]}
     if run["counters"] is not None and run["counters"] != counted:
         yield f"{where}: the engine's counters say {run['counters']}, its per-request counts add up to {counted}. Do not trust this run."
+    if run.get("lossless") is False:
+        yield (
+            f"{where}: verified by typical acceptance, which is NOT lossless: it writes other answers than the target would, so its "
+            "acceptance and speed cannot be compared with those of lossless rules."
+        )
     if missed := run.get("not_argmax"):
         widest = max(missed, key=lambda miss: miss["gap"])
         yield (

@@ -146,13 +146,14 @@ def methods_of(recipe: Recipe, model: PreTrainedModel, head: Any | None) -> list
 
 
 def settings_for(recipe: Recipe, drafter: Drafter, cell: Cell, max_length: int, model: PreTrainedModel) -> Settings:
-    """Block verification is for sampled drafts; others are verified token by token, which is as good for them."""
+    """Block verification is for sampled drafts; others are verified token by token, which is as good for them. The baseline has none."""
     rule = recipe.eval.verification
+    tokenwise = drafter.depth == 0 or (rule == "block" and not drafter.sampled)
     return Settings(
         max_tokens=recipe.eval.max_tokens,
         max_length=max_length,
         temperature=cell.temperature,
-        rule="tokenwise" if rule == "block" and not drafter.sampled else rule,
+        rule="tokenwise" if tokenwise else rule,
         eos_ids=eos_ids(recipe, model),
         seed=recipe.eval.seed,
     )

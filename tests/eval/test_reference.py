@@ -111,7 +111,7 @@ def test_the_same_command_again_measures_nothing(report, arguments, monkeypatch)
         main([*arguments, "eval.max_tokens=13"])
 
 
-def test_typical_acceptance_is_marked_as_not_lossless(arguments, tmp_path):
+def test_typical_acceptance_is_marked_as_not_lossless(arguments, tmp_path, capsys):
     changes = [
         "eval.verification=typical",
         f"eval.dir={tmp_path}",
@@ -122,8 +122,10 @@ def test_typical_acceptance_is_marked_as_not_lossless(arguments, tmp_path):
     ]
     assert main([*arguments, *changes, "eval.tree=chain"]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [run["lossless"] for run in report["runs"]] == [False, False]
+    assert [(run["method"], run["lossless"]) for run in report["runs"]] == [("baseline", True), ("eagle3", False)]
     assert any("NOT lossless" in note for note in report["notes"])
+    (warning,) = (line for line in report["findings"] if "NOT lossless" in line)
+    assert warning.startswith("eagle3 k=2") and "NOT lossless" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
