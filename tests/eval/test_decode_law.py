@@ -17,7 +17,7 @@ from eval.decode import Settings, decode
 from eval.drafters import Eagle2Drafter, HeadDrafter, ModelDrafter, StaticTreeDrafter
 from eval.trees import shape_from_paths
 from heads.eagle3 import Eagle3Head
-from tests.eval.test_verify import enumerate_law
+from tests.eval.laws import enumerate_law
 
 SAMPLED = Settings(max_tokens=3, max_length=512, temperature=1.0, top_k=2)  # two tokens everywhere: 8 answers, all paths can be walked
 
