@@ -3,8 +3,15 @@
     python -m eval recipes/smollm2-135m/quickstart.yaml
     python -m eval recipes/smollm2-135m/quickstart.yaml eval.k=[1,3,5] eval.prompts=[mt_bench] eval.concurrency=[1,8]
 
-Ends with a table and report.json, report.md and report.html in reports/NAME. It may be interrupted and run again: cells that
-are already measured with the same recipe, head, prompts and vLLM are taken from reports/NAME/cells.jsonl.
+Ends with a table, the command that serves the head, and report.json, report.md and report.html in reports/NAME. Keys of the recipe
+that matter here (docs/recipe.md has all):
+
+    eval.methods      of baseline, ngram, suffix, head        eval.prompts    embedded:eval, mt_bench, humaneval, or files
+    eval.k            drafted tokens a round                  eval.max_prompts, eval.max_tokens    how much is measured
+    eval.temperature, eval.concurrency                        eval.engine     vllm, or reference: plain PyTorch, with trees
+
+It may be interrupted and run again: cells that are already measured with the same recipe, head, prompts and vLLM are taken from
+reports/NAME/cells.jsonl.
 """
 
 from __future__ import annotations
@@ -140,10 +147,21 @@ def show(report: dict[str, Any], recipe: Recipe, recipe_path: str, overrides: li
         print(f"exported head  {report['export']['dir']}")
     print(f"try next       {next_command(recipe, recipe_path, overrides)}")
     if report["export"] and recipe.eval.engine == "vllm":
-        served = json.dumps(
-            report["export"]["speculative_config"] | {"model": report["export"]["dir"], "num_speculative_tokens": recipe.eval.k[0]}
-        )
-        print(f"serve it       vllm serve {report['target_folder']} --speculative-config {shlex.quote(served)}")
+        print(f"serve it       {serve_command(recipe, report['export'], report['target_folder'])}")
+
+
+def serve_command(recipe: Recipe, export: dict[str, Any], target_folder: str) -> str:
+    """How a server loads the head: beside the target, or inside it; `export` is headstart.json with its folder as `dir`."""
+    served = export["speculative_config"] | {"num_speculative_tokens": recipe.eval.k[0]}
+    model = target_folder
+    if recipe.head.inside_target:
+        model = export["dir"]
+    else:
+        served["model"] = export["dir"]
+    command = ["vllm", "serve", model, "--speculative-config", json.dumps(served)]
+    if overrides := export.get("llm_kwargs", {}).get("hf_overrides"):
+        command += ["--hf-overrides", json.dumps(overrides)]
+    return shlex.join(command)
 
 
 def next_command(recipe: Recipe, recipe_path: str, overrides: list[str]) -> str:

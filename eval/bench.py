@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from eval.decode import Drafter, Settings, decode
-from eval.drafters import Eagle2Drafter, HeadDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from eval.drafters import Eagle2Drafter, HeadDrafter, ModelDrafter, NgramDrafter, NoDrafter, grows_trees
 from eval.prepare import read_prompts
 from eval.reference import eos_ids, load_target
 from heads.exported import load_exported_head, with_own_target
@@ -96,7 +96,7 @@ def contenders(recipe: Recipe, model: PreTrainedModel, settings: Settings, k: in
     if recipe.export_dir.is_dir():
         head = load_exported_head(recipe.export_dir, read_target(recipe.target))[0].to(device=model.device, dtype=model.dtype)
         result[f"reference, {recipe.method}, k={k}"] = ours(model, HeadDrafter(head, model, k), settings)
-        if hasattr(head, "advance"):
+        if grows_trees(head):
             tree = Eagle2Drafter(head, model, nodes=cfg.tree_nodes, depth=cfg.tree_depth, top_k=cfg.tree_top_k)
             result[f"reference, {recipe.method}, eagle2 tree"] = ours(model, tree, settings)
     return result
@@ -148,9 +148,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("recipe", help="a YAML file in recipes/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to override, for instance eval.max_tokens=64")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts of the recipe's first set")
-    parser.add_argument("--layers", type=int, default=1, help="layers of the target that make up the draft model")
-    args = parser.parse_args(argv)
+    parser.add_argument("--prompts", type=int, default=8, help="how many prompts of the recipe's first set (default 8)")
+    parser.add_argument("--layers", type=int, default=1, help="how many of the target's first layers make up the draft model (default 1)")
+    args = parser.parse_intermixed_args(argv)
     try:
         recipe = with_own_target(load_recipe(args.recipe, args.overrides))
         prompts = next(iter(read_prompts(recipe).values()))[: args.prompts]

@@ -186,6 +186,11 @@ class MedusaDrafter(HeadDrafter):
         return Draft(fill_shape(self.shape, request.tokens[-1], self.ids[best].cpu()), "deterministic")
 
 
+def grows_trees(head: Any) -> bool:
+    """Whether a head runs entry by entry from a fed-back state, as deep as it is asked to."""
+    return hasattr(head, "advance") and head.block.max_depth is None
+
+
 class GrownTreeDrafter(HeadDrafter):
     """Trees grown level by level with the head's output at each node: heads that draft token by token (the EAGLE family).
 
@@ -194,9 +199,10 @@ class GrownTreeDrafter(HeadDrafter):
 
     def __init__(self, head: Any, model: PreTrainedModel, depth: int, width: int, *, sampled: bool = False):
         super().__init__(head, model, depth, sampled=sampled)
-        if not hasattr(head, "advance"):
+        if not grows_trees(head):
             raise EngineError(
-                f"{type(head).__name__} drafts all depths at once, so a tree cannot be grown node by node; use eval.tree=medusa or chain."
+                f"a tree cannot be grown node by node through {type(head).__name__}: it drafts all depths at once, has a module for each, "
+                "or is a model of its own (eagle1, eagle3, mtp with head.shared and mtp_native can); use eval.tree=medusa or chain."
             )
         check_fits(depth, width, vocab_size=len(head.vocab.ids))
 

@@ -28,11 +28,13 @@ from eval.trees import shape_from_paths
 from eval.verify import TorchDice
 from heads.eagle3 import Eagle3Head
 from heads.medusa import MedusaHead
+from heads.peagle import PeagleHead
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import EngineError, RecipeError
 from recipes.methods import Eagle3Head as Eagle3Block
 from recipes.methods import MedusaHead as MedusaBlock
+from recipes.methods import PeagleHead as PeagleBlock
 
 GREEDY = Settings(max_tokens=10, max_length=512)
 SAMPLED = Settings(max_tokens=10, max_length=512, temperature=0.7, top_k=20, top_p=0.9)
@@ -259,6 +261,14 @@ def test_drafts_that_cannot_be_are_refused(make, says, head, medusa, model):
 def test_a_parallel_head_grows_no_tree(medusa, model):
     with pytest.raises(EngineError, match="eval.tree=medusa"):
         Eagle2Drafter(medusa, model, depth=3, top_k=2)
+
+
+def test_a_tree_needs_a_head_that_goes_on_from_its_own_state(model, parts):
+    """P-EAGLE's slots run at once: refused before anything is drafted, not in the middle of a measurement."""
+    block = PeagleBlock(aux_layers=[1, 2, 3], num_layers=1, unroll_steps=4, draft_vocab_size=None, mask_token_id=254)
+    head = PeagleHead(block, parts, DraftVocab(torch.arange(260), 260)).eval()
+    with pytest.raises(EngineError, match="cannot be grown node by node through PeagleHead"):
+        Eagle2Drafter(head, model, depth=3, top_k=2)
 
 
 def test_sampling_at_the_edge_of_the_vocabulary(model, head, prompts):

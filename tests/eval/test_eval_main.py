@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main, next_command
+from eval.__main__ import main, next_command, serve_command
 from eval.prepare import check_export, engines_of, model_length, read_prompts
 from eval.records import read_records
 from heads.target import read_target
@@ -149,6 +149,23 @@ def test_an_unknown_key_is_one_line(recipe_arguments: Arguments, capsys: pytest.
     path, *overrides = recipe_arguments("eval.concurency=[4]")
     assert main([path, *overrides]) == 2
     assert "did you mean concurrency?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "command"),
+    [
+        (
+            "head",
+            """vllm serve T --speculative-config '{"method": "mtp", "num_speculative_tokens": 3, "model": "E"}' --hf-overrides '{"n": 1}'""",
+        ),
+        ("mimo", """vllm serve E --speculative-config '{"method": "mtp", "num_speculative_tokens": 3}'"""),
+    ],
+)
+def test_the_serving_command_is_whole(layout: str, command: str):
+    """A head inside its target is served alone, one beside it with all that its export asks of the engine."""
+    recipe = load_recipe("recipes/debug/mtp.yaml", [f"head.layout={layout}"])
+    more = {"hf_overrides": {"n": 1}} if layout == "head" else {}
+    assert serve_command(recipe, {"dir": "E", "speculative_config": {"method": "mtp"}, "llm_kwargs": more}, "T") == command
 
 
 def test_the_next_command_measures_something_new(recipe_arguments: Arguments):

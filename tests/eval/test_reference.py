@@ -18,7 +18,7 @@ from eval.decode import Request, Round, Settings, decode
 from eval.drafters import Eagle2Drafter, HeadDrafter, NoDrafter
 from eval.greedy import not_argmax
 from eval.metrics import count
-from eval.parity import compare_requests, logit_margin
+from eval.parity import compare_engines, compare_requests, logit_margin
 from eval.report import rounds_of
 from eval.verify import TorchDice
 from heads.exported import load_exported_head
@@ -249,6 +249,19 @@ def test_equal_requests_are_equal_and_ngram_misses_are_rounds():
     missed = told(list(range(6)), [2]) | {"kept": [1, 1, 3, 1]}
     parity = compare_requests([SAME, missed], [SAME, missed])
     assert parity.equal_share == 1 and parity.gap == 0 and parity.acceptance_length == pytest.approx((10 / 3, 10 / 3))
+
+
+def test_what_vllm_does_not_run_is_passed_over(monkeypatch, capsys):
+    """PARD-2's chains with the target's states have no counterpart in vLLM; the others are compared all the same."""
+    cell = {"k": 3, "prompts": "a", "temperature": 0.0, "concurrency": 1, "requests": [SAME]}
+    ours = [cell | {"method": "pard"}, cell | {"method": "pard, target states"}]
+    measured = reference.Measured(ours, {"a": [[1]]}, None, None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr("eval.reference.measure_cells", lambda recipe, path: measured)
+    monkeypatch.setattr("eval.prepare.engines_of", lambda recipe, meta: ([], {}))
+    monkeypatch.setattr("eval.prepare.make_job", lambda *args: None)
+    monkeypatch.setattr("eval.vllm_engine.run_cells", lambda job, file, impossible: ours[:1])
+    assert compare_engines("recipes/debug/pard.yaml", []) == 0
+    assert capsys.readouterr().out.count("requests (100%)") == 1
 
 
 def test_the_margin_is_the_targets_at_that_token(model, greedy, prompts):
