@@ -156,16 +156,16 @@ def test_an_unknown_key_is_one_line(recipe_arguments: Arguments, capsys: pytest.
     [
         (
             "head",
-            """vllm serve T --speculative-config '{"method": "mtp", "num_speculative_tokens": 3, "model": "E"}' --hf-overrides '{"n": 1}'""",
+            """vllm serve T --speculative-config '{"method": "m", "num_speculative_tokens": 3, "model": "E"}' --hf-overrides '{"n": 1}'""",
         ),
-        ("mimo", """vllm serve E --speculative-config '{"method": "mtp", "num_speculative_tokens": 3}'"""),
+        ("mimo", """vllm serve E --speculative-config '{"method": "m", "num_speculative_tokens": 3}'"""),
     ],
 )
 def test_the_serving_command_is_whole(layout: str, command: str):
     """A head inside its target is served alone, one beside it with all that its export asks of the engine."""
     recipe = load_recipe("recipes/debug/mtp.yaml", [f"head.layout={layout}"])
     more = {"hf_overrides": {"n": 1}} if layout == "head" else {}
-    assert serve_command(recipe, {"dir": "E", "speculative_config": {"method": "mtp"}, "llm_kwargs": more}, "T") == command
+    assert serve_command(recipe, {"dir": "E", "speculative_config": {"method": "m"}, "llm_kwargs": more}, "T") == command
 
 
 def test_the_next_command_measures_something_new(recipe_arguments: Arguments):
