@@ -1,7 +1,11 @@
 """From a trained head to the folder that vLLM loads, and the proof that both are the same.
 
     python -m train.export runs/smollm2-135m-eagle3 [--step 500] [--output DIR]
-    python -m train.export --from PUBLISHED_DRAFT --recipe RECIPE [--output DIR]
+    python -m train.export --from PUBLISHED_DRAFT --recipe RECIPE [key=value …] [--output DIR]
+
+The first form exports a checkpoint of a run; training does it by itself at its end. The second turns a published draft (EAGLE-1,
+EAGLE-3, Medusa, P-EAGLE, DFlash, PARD; a folder with config.json) into an export of ours, to be measured or to start from
+(head.init_from); the recipe says for which target and with which head.
 
 The export is a pure function of the checkpoint. It is written under a temporary name, read back through the served
 names, compared with the training module on stored features, and only then given its name.
@@ -22,7 +26,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from data_prep.store import FeatureStore
 from heads import LAST_HIDDEN, head_class
 from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
 from heads.protocol import Head, WholeModel
@@ -138,6 +141,8 @@ def load_export_into(head: Head, folder: Path) -> None:
 
 def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
     """Export a checkpoint of a run. Raises ExportError where there is none."""
+    from train.loop import open_source  # which imports this file
+
     file = run_dir / "recipe.yaml"
     if not file.is_file():
         raise ExportError(f"{run_dir} holds no recipe.yaml; give a run folder such as runs/smollm2-135m-eagle3")
@@ -148,7 +153,7 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
             f"no checkpoint {folder or ''} in {run_dir}; there are: {', '.join(p.name for p in sorted(run_dir.glob('step_*'))) or 'none'}"
         )
     target = read_target(recipe.target)
-    source = FeatureStore.open(recipe.features.dir, recipe)
+    source = open_source(recipe)
     vocab = build_draft_vocab(
         source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids
     )
@@ -205,12 +210,19 @@ def _model_card(recipe: Recipe, meta: dict, config: dict) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line: export a run, or convert a published draft."""
-    parser = argparse.ArgumentParser(prog="python -m train.export", description="Write the folder that vLLM loads.")
-    parser.add_argument("run_dir", nargs="?", type=Path, help="runs/NAME")
-    parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
-    parser.add_argument("--from", dest="published", type=Path, help="a published draft to convert")
-    parser.add_argument("--recipe", help="the recipe that describes the published draft's head and target")
-    parser.add_argument("--output", type=Path, help="export folder (default: the recipe's)")
+    parser = argparse.ArgumentParser(
+        prog="python -m train.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run_dir", nargs="?", type=Path, help="the run folder, runs/NAME; its own recipe.yaml is read")
+    parser.add_argument("--step", type=int, help="which checkpoint of the run, for instance 500 for step_000500 (default: the newest)")
+    parser.add_argument("--from", dest="published", type=Path, metavar="FOLDER", help="a published draft to convert, instead of a run")
+    parser.add_argument(
+        "--recipe",
+        nargs="+",
+        metavar=("RECIPE", "key=value"),
+        help="with --from: the recipe of the published draft's target and head, and values to override, for instance head.num_heads=3",
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder to write (default: the recipe's export.dir)")
     args = parser.parse_args(argv)
     try:
         if args.published:
@@ -218,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
                 raise ExportError("--from needs --recipe RECIPE: which target and head shape the published draft is for")
             from train.convert import convert
 
-            folder = convert(args.published, load_recipe(args.recipe), args.output)
+            folder = convert(args.published, load_recipe(args.recipe[0], args.recipe[1:]), args.output)
         elif args.run_dir:
             folder = export_run(args.run_dir, args.step, args.output)
         else:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_any_checkpoint_can_be_exported(trained, tmp_path):
     assert early.keys() == last.keys() and not torch.equal(early["fc.weight"], last["fc.weight"])
     export.main([str(recipe.run_dir), "--output", str(tmp_path / "again")])
     again = load_file(tmp_path / "again/model.safetensors")
+    assert all(torch.equal(again[name], last[name]) for name in last)
+
+
+def test_a_checkpoint_of_an_online_run(trained, tmp_path):
+    """train.features: online leaves no states on disk: the target runs once more for the comparison."""
+    _, out = trained
+    (tmp_path / "features").mkdir()
+    for file in (out / "features").glob("answers.jsonl*"):
+        shutil.copy(file, tmp_path / "features")
+    overrides = [f"features.dir={tmp_path}/features", f"train.dir={tmp_path}/run", f"export.dir={tmp_path}/export", "train.features=online"]
+    assert data_prep([DEBUG, *overrides]) == 0
+    recipe = load_recipe(DEBUG, [*overrides, "train.max_steps=1"])
+    fit(recipe, Eagle3Objective)
+    export.main([str(recipe.run_dir), "--output", str(tmp_path / "again")])
+    last, again = (load_file(folder / "model.safetensors") for folder in (recipe.export_dir, tmp_path / "again"))
     assert all(torch.equal(again[name], last[name]) for name in last)
 
 
@@ -93,6 +109,7 @@ def test_an_export_that_drafts_otherwise_is_not_called_done(trained, tmp_path, m
         (["RUN", "--step", "77"], "no checkpoint .*step_000077.* there are: step_000001, step_000002"),
         ([], "give a run folder"),
         (["--from", "x"], "--from needs --recipe"),
+        (["--from", "x", "--recipe", DEBUG, "head.unrol_steps=1"], "did you mean unroll_steps"),
     ],
 )
 def test_errors_are_one_line(trained, arguments, message, capsys):
