@@ -1,10 +1,11 @@
 """How fast a training step is, in tokens per CPU-second and against this machine's own matmul rate.
 
-    python -m train.bench recipes/smollm2-135m/eagle3.yaml [--seq 512] [--threads 1] [--supervised 1.0 0.5] [key=value …]
+    python -m train.bench recipes/smollm2-135m/eagle3.yaml [key=value …] [--seq 512] [--threads 1] [--supervised 1.0 0.5]
 
-Needs no data: tokens and states are random, head and objective are the recipe's. The setting of PEERS §4.1 is the
-quickstart's with `head.draft_vocab_size=8192 head.unroll_steps=3 head.train_lm_head=false head.fc_norm=false`. A share
-below 1 packs four documents and supervises the end of each.
+Needs no data and no features: tokens and states are random; head, objective and optimizer are the recipe's. A step is forward,
+backward, clipping and optimizer on one batch on the CPU; the best of `--steps` counts. One line for each share of supervised tokens,
+and the same as JSON. The setting of PEERS §4.1 is `recipes/smollm2-135m/quickstart.yaml` with
+`head.draft_vocab_size=8192 head.train_lm_head=false head.init_layer=random`.
 """
 
 from __future__ import annotations
@@ -99,14 +100,23 @@ def bench(recipe: Recipe, objective_class: Any, seq: int, supervised: float, ste
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m train.bench", description="Speed of a training step on random data.")
-    parser.add_argument("recipe")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--seq", type=int, default=512, help="tokens in the batch")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--supervised", type=float, nargs="+", default=[1.0, 0.5], help="shares of supervised tokens")
-    args = parser.parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m train.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", help="a YAML file in recipes/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe values to override, for instance head.unroll_steps=3")
+    parser.add_argument("--seq", type=int, default=512, help="tokens in the batch (default 512)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads (default 1)")
+    parser.add_argument("--steps", type=int, default=10, help="steps that are timed after one to warm up (default 10)")
+    parser.add_argument(
+        "--supervised",
+        type=float,
+        nargs="+",
+        default=[1.0, 0.5],
+        metavar="SHARE",
+        help="shares of supervised tokens (default 1.0 0.5); below 1, four documents are packed and the end of each is supervised",
+    )
+    args = parser.parse_intermixed_args(argv)
     torch.set_num_threads(args.threads)
     try:
         recipe = load_recipe(args.recipe, args.overrides)
