@@ -3,6 +3,13 @@
     python -m data_prep recipes/debug/eagle3.yaml
     python -m data_prep recipes/debug/eagle3.yaml data.max_length=256 --rebuild
 
+Stages, each resumed or skipped (docs/features.md, docs/recipe.md):
+
+    answers     data.regenerate: the target answers data.prompts          answers.jsonl
+    rows        chat template, loss mask, truncation; bad rows counted    rows.safetensors
+    features    the target's states at every token                        shard-00000.safetensors …
+                (train.features: online leaves them out: training runs the target itself)
+
 It may be interrupted (Ctrl-C or SIGTERM: the shard at hand is finished first; a second time: at once) and run again:
 finished answers, rows and shards are verified and kept.
 """
@@ -30,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("recipe", help="a YAML file, for instance recipes/debug/eagle3.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the recipe, for instance data.max_rows=100")
-    parser.add_argument("--rebuild", action="store_true", help="throw away the store in features.dir, answers excepted, and build it anew")
+    parser.add_argument("--rebuild", action="store_true", help="remove the store in features.dir, the answers excepted, and build it anew")
     args = parser.parse_intermixed_args(argv)
     with stop_signals() as stop:
         try:

@@ -6,12 +6,16 @@
 Ends with a table, the command that serves the head, and report.json, report.md and report.html in reports/NAME. Keys of the recipe
 that matter here (docs/recipe.md has all):
 
-    eval.methods      of baseline, ngram, suffix, head        eval.prompts    embedded:eval, mt_bench, humaneval, or files
-    eval.k            drafted tokens a round                  eval.max_prompts, eval.max_tokens    how much is measured
-    eval.temperature, eval.concurrency                        eval.engine     vllm, or reference: plain PyTorch, with trees
+    eval.methods                           of baseline, ngram, suffix, head
+    eval.prompts                           embedded:eval, embedded:repetitive, mt_bench, humaneval, or files
+    eval.max_prompts, eval.max_tokens      how much is measured
+    eval.k                                 drafted tokens a round
+    eval.temperature, eval.concurrency     each is measured with each
+    eval.engine                            vllm, or reference: plain PyTorch, with trees (eval.tree)
 
 It may be interrupted and run again: cells that are already measured with the same recipe, head, prompts and vLLM are taken from
-reports/NAME/cells.jsonl.
+reports/NAME/cells.jsonl. Exit status: 0 measured, 1 a method failed, 2 nothing could be measured, 130 interrupted. Related:
+python -m eval.parity (where the two engines part), python -m eval.bench (speed of the reference decoder).
 """
 
 from __future__ import annotations
