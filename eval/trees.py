@@ -149,7 +149,7 @@ class Shape(NamedTuple):
 
 
 def shape_from_paths(paths: Sequence[Sequence[int]], *, head_depth: int | None = None, vocab_size: int | None = None) -> Shape:
-    """A static tree from index paths (Medusa §1.5, EAGLE-1): (0, 2, 1) is best child → third child → second child.
+    """A static tree from index paths (METHODS §1.5; EAGLE-1): (0, 2, 1) is best child → third child → second child.
 
     Each path is one node and each prefix of it must be given too; the root, (), is implied.
 

@@ -1,4 +1,4 @@
-"""What heads share that draft token by token through decoder layers of their own (EAGLE-1, EAGLE-3).
+"""What heads share that draft token by token through decoder layers of their own (EAGLE-1, EAGLE-3, MTP; P-EAGLE in training).
 
 A state is what the last layer puts out at one (index, depth). Depth 0 eats the target's feature of index t and the token
 x[t+1]; depth i eats the fed-back state of depth i - 1 and x[t+1+i], at position t + i. At depth i the query of index t
