@@ -3,7 +3,8 @@
     python -m train.export --from FOLDER --recipe RECIPE [--output DIR]
 
 EAGLE-1 and EAGLE-3 (`fc`, `layers.0` or `midlayer`, d2t/t2d), Medusa legacy and new (`medusa_lm_head.pt`): the names are read
-by the heads' `load_served` (METHODS §14). The folder that comes out is also what `head.init_from` takes.
+by the heads' `load_served` (METHODS §14). A draft that is a whole model must come with its tokenizer, and PARD-2 with its
+projection (`load_extra`). The folder that comes out is also what `head.init_from` takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from transformers import LlamaConfig
 from data_prep.store import RowFeatures
 from heads import head_class
 from heads.exported import read_config, read_tensors, served_vocab
+from heads.protocol import WholeModel
 from heads.target import TargetParts, read_target
 from recipes.errors import ExportError
 from recipes.schema import Recipe
@@ -32,6 +34,7 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
 
     Raises:
         ExportError: config.json disagrees with the head that the recipe describes, or a tensor is missing, unknown or there twice.
+        TargetError: the draft is a whole model without a tokenizer, or with another one than the target's.
     """
     target = read_target(recipe.target)
     tensors, config = read_tensors(published), read_config(published)
@@ -47,6 +50,8 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
                 f"{published / 'config.json'} says {key}={config[key]!r}, the recipe's head for this target has {ours[key]!r}"
             )
     head.load_served(tensors)
+    if isinstance(head, WholeModel):
+        head.load_extra(published)
     figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
     recipe = recipe.model_copy(update={"head": block})
     return export_head(recipe, head, target, RandomRows(target), figures, output or recipe.export_dir)

@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from heads import LAST_HIDDEN, head_class
 from heads.exported import load_exported_head
+from heads.pard import PROJECTION_FILES
 from heads.target import read_target
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError
+from recipes.errors import ExportError, TargetError
 from recipes.schema import load_recipe
 from train.convert import convert
 from train.export import load_export_into, main
@@ -96,6 +97,45 @@ def test_medusa(tiny_target, tmp_path, legacy):
     torch.save({theirs: head.served_tensors()[ours].clone() for theirs, ours in names.items()}, folder / "medusa_lm_head.pt")
     (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
     same_drafts(head, convert(folder, recipe, tmp_path / "export"), target)
+
+
+def published_model(head, folder):
+    """A causal LM with its tokenizer; PARD-2's projection in a pickle beside it, as its authors write it."""
+    folder.mkdir()
+    save_file({name: tensor.clone() for name, tensor in head.served_tensors().items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(head.served_config()))
+    head.save_extra(folder)
+    ours, theirs = (folder / name for name in PROJECTION_FILES)
+    if ours.is_file():
+        torch.save(load_file(ours), theirs)
+        ours.unlink()
+    return folder
+
+
+def test_pard2(tiny_target, tmp_path):
+    """METHODS §14: the projection lies beside the weights, in a file of its own, and comes along."""
+    recipe, target, head = trained("pard", tiny_target, "head.aux_layers=[1,3]")
+    folder = convert(published_model(head, tmp_path / "published"), recipe, tmp_path / "export")
+    same_drafts(head, folder, target)
+    again, _ = load_exported_head(folder, target)
+    assert torch.equal(again.target_proj.weight, head.target_proj.weight)
+    (tmp_path / "published" / PROJECTION_FILES[1]).unlink()
+    with pytest.raises(ExportError, match="without its projection"):
+        convert(tmp_path / "published", recipe, tmp_path / "again")
+
+
+def test_draft_model(tiny_target, tmp_path):
+    """A model of any shape, named by `head.init_from`; without a tokenizer nothing tells what its ids mean."""
+    _, target, head = trained("draft_model", tiny_target, "head.num_layers=3")
+    published = published_model(head, tmp_path / "published")
+    settings = [f"target.path={tiny_target}", "head.num_layers=null", f"head.init_from={published}"]
+    recipe = load_recipe("recipes/debug/draft_model.yaml", settings)
+    same_drafts(head, convert(published, recipe, tmp_path / "export"), target)
+    for file in published.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(TargetError, match="published holds no tokenizer"):
+        convert(published, recipe, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_another_shape_than_the_recipes(tiny_target, tmp_path):
