@@ -33,9 +33,9 @@ class DraftHead(NamedTuple):
 class Compared(nn.Module):
     """The tokens over which draft and target are compared: in training the most frequent ones (`head.draft_vocab_size`), else all."""
 
-    ids: Tensor | None  # int64 [D] the frequent ones
+    ids: Tensor | None  # int64 [D] the frequent ones; None where all are compared
     all_rows: Tensor  # [V, H] the target's LM head
-    rows: Tensor  # [D, H]
+    rows: Tensor | None  # [D, H] its rows of the frequent ones; None where all are compared: no second copy on a device
     all_places: Tensor  # int64 [V]
     places: Tensor  # int64 [V]: where in `ids` each token is, or -1
 
@@ -44,7 +44,7 @@ class Compared(nn.Module):
         self.target = target
         self.register_buffer("ids", None if vocab.full else vocab.ids, persistent=False)
         self.register_buffer("all_rows", target.lm_head, persistent=False)
-        self.register_buffer("rows", target.lm_head if vocab.full else target.lm_head[vocab.ids], persistent=False)
+        self.register_buffer("rows", None if vocab.full else target.lm_head[vocab.ids], persistent=False)
         self.register_buffer("all_places", torch.arange(vocab.size), persistent=False)
         self.register_buffer("places", draft_ids_of(vocab), persistent=False)
 
@@ -54,7 +54,7 @@ class Compared(nn.Module):
 
     def draft_head(self, weight: Tensor) -> DraftHead:
         """What `Depths.compare` takes, from the draft's LM head [V, H]."""
-        if self.ids is not None and self.training:
+        if self.training and self.ids is not None and self.rows is not None:
             return DraftHead(weight[self.ids], self.rows, self.target)
         return DraftHead(weight, self.all_rows, self.target)
 
