@@ -97,7 +97,7 @@ def test_token_counts_are_of_supervised_training_tokens(store_dir, recipe):
 def test_flags_of_rows(store_dir, recipe):
     """Greedy answers are the target's own tokens at temperature 0; equal prompts stay on one side of the hold-out."""
     store = FeatureStore.open(store_dir, recipe())
-    assert store.greedy.tolist() == [True, False, False, True, False, False, False, True, False, False, False, True]
+    assert store.greedy.tolist() == [True, False, False, True, False, False, False, True, False, False, False, False]
     assert store.validation[2] == store.validation[9] and store.validation[4] == store.validation[5]
     assert 0 < store.validation.sum() < 12
     assert store.manifest.counts["duplicate_rows"] == 1
