@@ -24,6 +24,7 @@ from data_prep.extract import extract_rows, load_extraction_model, needs_equal_l
 from data_prep.manifest import ROWS, mend_command
 from data_prep.status import wanted_layers
 from data_prep.store import CODECS, Rows
+from heads.precision import in_bf16
 from recipes.errors import FeatureError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 
@@ -62,7 +63,7 @@ def bench(recipe: Recipe, window_tokens: int, rounds: int) -> tuple[Clock, Clock
     if not (folder / ROWS).is_file():
         raise FeatureError(f"{folder / ROWS} is missing: the bench runs over real rows. Make them first: `{mend_command()}`")
     rows = Rows.load(folder / ROWS)
-    model = load_extraction_model(recipe.target)
+    model = load_extraction_model(recipe.target, in_bf16(recipe.features.precision))
     layers = wanted_layers(recipe, model.config.get_text_config().num_hidden_layers)
     codec, batch_tokens = CODECS[recipe.features.codec], recipe.features.batch_tokens
     scratch = Path(tempfile.mkdtemp(prefix=".bench-", dir=folder))  # the same disk as the shards

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import torch
 from transformers import AutoConfig
 
 from data_prep.extract import extract_shards, extraction_dtype, load_extraction_model, plan_shards, probe_row
@@ -13,6 +14,7 @@ from data_prep.manifest import (
     MANIFEST,
     PROBE,
     ROWS,
+    STATES,
     UNFINISHED,
     Manifest,
     ShardEntry,
@@ -27,6 +29,7 @@ from data_prep.rows import make_rows
 from data_prep.status import wanted_layers
 from data_prep.stop import Stop
 from data_prep.store import CODECS, Rows, write_tensors
+from heads.precision import in_bf16
 from heads.target import load_tokenizer, resolve_target
 from recipes.errors import DataError, FeatureError
 from recipes.schema import Recipe
@@ -94,24 +97,28 @@ def make_states(recipe: Recipe, manifest: Manifest, folder: Path, stop: Stop) ->
     rows = Rows.load(folder / ROWS)
     stored = recipe.train.features == "stored"
     dtype = str(extraction_dtype(recipe.target)).removeprefix("torch.")
+    bf16_products = in_bf16(recipe.features.precision) and not torch.cuda.is_available()
+    products = "bfloat16" if bf16_products else dtype
     if stored and manifest.features == "none":
         manifest.features = "stored"
         manifest.layers = wanted_layers(recipe, manifest.num_target_layers)
-        manifest.dtypes = {"hidden": recipe.features.codec, "last_hidden": dtype}
-        manifest.fingerprints["features.codec"] = recipe.features.codec
+        manifest.dtypes = {"hidden": recipe.features.codec, "last_hidden": dtype, "products": products}
+        manifest.fingerprints |= {key: fingerprints(recipe)[key] for key in STATES}
         manifest.shards = planned(rows, recipe.features.shard_tokens)
         manifest.save(folder / UNFINISHED)
     todo = [shard for shard in manifest.shards if shard.written is None]
     if todo:
         check_space(manifest, todo, folder)
-        if manifest.dtypes["last_hidden"] != dtype:
-            raise FeatureError(
-                f"{folder}: its finished shards hold last_hidden in {manifest.dtypes['last_hidden']}, this machine computes in {dtype} "
-                f"(float32 on a CPU, target.dtype on a GPU). Go on where it was begun, or rebuild it: `{mend_command('--rebuild')}`"
-            )
+        for what, here in (("last_hidden", dtype), ("products", products)):
+            if manifest.dtypes[what] != here:
+                raise FeatureError(
+                    f"{folder}: its finished shards hold {what} in {manifest.dtypes[what]}, this machine computes in {here} "
+                    f"(target.dtype on a GPU; on a CPU float32, its products as features.precision says). Go on where it was begun, "
+                    f"or rebuild it: `{mend_command('--rebuild')}`"
+                )
     if not todo and PROBE in manifest.files:
         return
-    model = load_extraction_model(recipe.target)
+    model = load_extraction_model(recipe.target, bf16_products)
     if PROBE not in manifest.files:
         manifest.files[PROBE] = write_tensors(folder / PROBE, probe_row(model, rows.input_ids[rows.span(0)].long()))
         manifest.save(folder / UNFINISHED)

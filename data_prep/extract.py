@@ -33,14 +33,20 @@ PROBE_LOGITS = 256  # positions whose full-vocabulary logits are held at once
 
 
 def extraction_dtype(cfg: Target) -> torch.dtype:
-    """What the target computes in here: `target.dtype` on a GPU, float32 on a CPU (bf16 is slower there)."""
+    """What the target computes in here: `target.dtype` on a GPU, float32 on a CPU."""
     return DTYPES[cfg.dtype] if torch.cuda.is_available() else torch.float32
 
 
-def load_extraction_model(cfg: Target) -> PreTrainedModel:
-    """The target, on the GPU where there is one, in `extraction_dtype`."""
+def load_extraction_model(cfg: Target, bf16_products: bool = False) -> PreTrainedModel:
+    """The target, on the GPU where there is one, in `extraction_dtype`.
+
+    With `bf16_products` its decoder runs under bfloat16 autocast on a CPU: weights, residual stream and states stay in float32.
+    """
     model = load_target_model(cfg)
     torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else torch.float32)
+    if bf16_products and not torch.cuda.is_available():
+        decoder = model.get_decoder()
+        decoder.forward = torch.autocast("cpu", torch.bfloat16)(decoder.forward)
     return model
 
 

@@ -63,7 +63,7 @@ class Manifest(BaseModel):
     layers: list[int] = []  # layers stored as hidden.<i>
     layer_convention: str = LAYER_CONVENTION
     last_hidden: Literal["post_norm"] = "post_norm"
-    dtypes: dict[str, str] = {}  # of `hidden` (the codec) and `last_hidden` (as computed: never rounded)
+    dtypes: dict[str, str] = {}  # of `hidden` (the codec) and `last_hidden` (as computed: never rounded); `products` of the target
     num_target_layers: int
     hidden_size: int
     vocab_size: int
@@ -123,6 +123,9 @@ def package_versions() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------- fingerprints
 
 
+STATES = ("features.codec", "features.precision")  # what only stored states depend on
+
+
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
     """What a store depends on, by recipe key: stores with equal fingerprints hold the same rows and states.
 
@@ -142,6 +145,7 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
         "data.regenerate": data.regenerate.model_dump(mode="json", exclude={"engine", "concurrency"}) if data.regenerate else None,
         **{f"data.{key}": getattr(data, key) for key in ("max_length", "supervise", "holdout", "max_rows", "seed")},
         "features.codec": recipe.features.codec,
+        "features.precision": recipe.features.precision,
     }
 
 
@@ -180,7 +184,8 @@ def check_fingerprints(manifest: Manifest, recipe: Recipe, where: Path) -> None:
     wanted, lines, back = fingerprints(recipe), [], []
     stored = dict(manifest.fingerprints)
     if manifest.features == "none" or recipe.train.features == "online":  # no stored state is used
-        wanted.pop("features.codec")
+        for key in STATES:
+            wanted.pop(key)
     before, now = stored.pop("data.prompts", {}), wanted.pop("data.prompts")
     if list(before) != list(now):
         lines.append(f"data.prompts: built from {list(before)}, the recipe says {list(now)}")

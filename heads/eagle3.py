@@ -75,26 +75,29 @@ class Eagle3Head(AutoregressiveHead):
         if not target.lm_head.is_meta:
             self.lm_head.weight.copy_(target.lm_head[self.vocab.ids])
             if self.block.init_layer == "target":
-                self._start_as_last_block(target)
+                self._start_as_last_blocks(target)
         self.lm_head.requires_grad_(self.block.train_lm_head)
 
-    def _start_as_last_block(self, target: TargetParts) -> None:
-        """Start where the target ends: fc passes the highest tapped layer, the first layer is the target's last block.
+    def _start_as_last_blocks(self, target: TargetParts) -> None:
+        """Start where the target ends: fc passes the highest tapped layer, the layers are the target's last blocks, the norm its final one.
 
-        Attention reads the feature as that block reads its input; what it reads of the embedding stays at its random start.
-        Tensors that the block lacks, or that have another shape there, keep their random start.
+        Attention of the first layer reads the feature as that block reads its input; what it reads of the embedding stays at its
+        random start. Tensors that a block lacks, or that have another shape there, keep their random start.
         """
-        block, layer, H = target.decoder_block(target.num_layers - 1), self.layers[0], target.hidden_size
+        H = target.hidden_size
         self.fc.weight.zero_()
         self.fc.weight[:, -H:] = torch.eye(H)
-        for name, own in layer.named_parameters():
-            theirs = block.get(name.replace("hidden_norm", "input_layernorm") if "hidden_norm" in name else name)
-            if theirs is None or name.startswith("input_layernorm"):  # that one norms the embedding here
-                continue
-            if theirs.shape == own.shape:
-                own.copy_(theirs)
-            elif theirs.shape == own[:, H:].shape:  # q, k, v: the embedding's half stays
-                own[:, H:] = theirs
+        self.norm.weight.copy_(target.norm_weight())
+        for number, layer in enumerate(self.layers):
+            block = target.decoder_block(target.num_layers - len(self.layers) + number)
+            for name, own in layer.named_parameters():
+                theirs = block.get(name.replace("hidden_norm", "input_layernorm"))
+                if theirs is None or (number == 0 and name.startswith("input_layernorm")):  # that one norms the embedding here
+                    continue
+                if theirs.shape == own.shape:
+                    own.copy_(theirs)
+                elif own.ndim == 2 and theirs.shape == own[:, H:].shape:  # q, k, v: the embedding's half stays
+                    own[:, H:] = theirs
 
     # ---- what is EAGLE-3 about drafting (the rest: heads/autoregressive.py) ------------------------------------
 

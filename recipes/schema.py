@@ -64,6 +64,9 @@ class Features(Block):
     backend: Literal["hf"] = "hf"
     layers: Literal["auto"] | list[int] = "auto"  # auto: what the head reads; a list may hold more
     codec: Literal["f32", "bf16"] = "bf16"
+    precision: Literal["fp32", "bf16", "auto"] = (
+        "fp32"  # of the target's products on a CPU (a GPU computes in target.dtype); auto: as in train
+    )
     shard_tokens: PositiveInt = 100_000
     batch_tokens: PositiveInt = 4096  # tokens in one forward pass of the target
 
@@ -78,6 +81,7 @@ class Train(Block):
     max_steps: PositiveInt | None = None
     max_minutes: PositiveFloat | None = None  # stop at this wall time; the schedule then follows the time share
     epochs: PositiveInt | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices between hidden states; the rest stays with AdamW
     lr: PositiveFloat = 1e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup: Share = 0.05  # share of the steps
@@ -85,7 +89,7 @@ class Train(Block):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: PositiveFloat = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast with fp32 master weights
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"  # bf16: autocast, fp32 master weights; auto: bf16 where it is twice as fast here
     seed: int = 0
     log_every: PositiveInt = 10  # steps
     eval_every: PositiveInt = 250  # steps

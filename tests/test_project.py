@@ -19,7 +19,7 @@ PACKAGES = ("recipes", "heads", "data_prep", "train", "eval")
 ALLOWED = {
     "recipes": (),
     "heads": ("recipes",),
-    "data_prep": ("recipes", "heads.target", "heads.embedded"),
+    "data_prep": ("recipes", "heads.target", "heads.embedded", "heads.precision"),
     "train": ("recipes", "heads", "data_prep"),
     # of data_prep: prompts and their rendering, and two helpers of command lines; never the feature store
     "eval": ("recipes", "heads", *(f"data_prep.{part}" for part in ("render", "prompt_sets", "conversations", "progress", "stop"))),

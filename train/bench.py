@@ -26,9 +26,9 @@ from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import HeadstartError
 from recipes.schema import Recipe, load_recipe
+from train.optimizer import make_optimizer
 from train.packing import Batch
 from train.run_log import peak_memory_gib
-from train.step import make_optimizer
 
 
 def matmul_rate(seconds: float = 1.0) -> float:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedType, set_seed
 from torch import nn
 
 from data_prep.store import FeatureStore
 from heads import head_class
 from heads.exported import resolve_draft
+from heads.precision import in_bf16
 from heads.protocol import Head
 from heads.target import TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
@@ -29,9 +30,10 @@ from recipes.errors import DataError, FeatureError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 from train import checkpoint
 from train.export import export_head
+from train.optimizer import make_optimizer
 from train.packing import Batch, StepSampler, collate, deal
 from train.run_log import RunLog, peak_memory_gib, short_time
-from train.step import Progress, StopSignal, learning_rate, make_optimizer, take_step
+from train.step import Progress, StopSignal, learning_rate, take_step
 from train.validate import validate
 
 MakeObjective = Callable[[Any, TargetParts, Any], nn.Module]  # (head, target, objective block)
@@ -142,8 +144,9 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
         The export folder.
     """
     cfg, run_dir = recipe.train, recipe.run_dir
-    precision = "bf16" if cfg.precision == "bf16" else "no"
-    accelerator = Accelerator(mixed_precision=precision, log_with=list(cfg.trackers) or None, project_dir=str(run_dir))
+    trackers = list(cfg.trackers) or None
+    precision = "bf16" if in_bf16(cfg.precision) else "no"
+    accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir))
     set_seed(cfg.seed)
     checkpoint.check_same_recipe(run_dir, recipe)
 
@@ -152,6 +155,11 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     check_probe(target, source.read(0, []).last_hidden, source.probe["argmax"], recipe.features.dir)
     head = build_head(recipe, target, source)
     objective = make_objective(head, target, recipe.objective)
+    if cfg.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise HeadstartError(
+            "train.optimizer='muon' under DeepSpeed: ZeRO cuts matrices into flat pieces, and Muon needs them whole; set "
+            "train.optimizer=adamw, or train on several GPUs with recipes/accelerate/multi_gpu.yaml"
+        )
     optimizer = make_optimizer(objective, cfg)
     train_rows, held_out = (~source.validation).nonzero()[:, 0], source.validation.nonzero()[:, 0].tolist()
     sampler = StepSampler(source.lengths[train_rows], train_rows, cfg.tokens_per_step, cfg.seed)
@@ -260,12 +268,13 @@ def _say_start(run: Run, head: Head, train_rows: Any) -> None:
     length = f"{run.total_steps} steps" if run.total_steps else f"{cfg.max_minutes:g} minutes"
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
     held_out = len(source.lengths) - len(train_rows)
+    precision = "bf16 autocast" if run.accelerator.mixed_precision == "bf16" else "fp32"
     run.log.say(
         f"{recipe.name}: {recipe.method} head, {trained / 1e6:.2f} M trainable parameters, {memory:.2f} GiB with gradients and moments\n"
         f"data: {len(train_rows)} rows, {tokens} tokens, {supervised} supervised ({supervised / max(tokens, 1):.0%}); "
         f"{held_out} rows held out\n"
         f"steps: {cfg.tokens_per_step} tokens a step over {run.accelerator.num_processes} process(es), micro-batches of "
-        f"{cfg.micro_batch_tokens}; {length}; {cfg.precision} on {run.accelerator.device}"
+        f"{cfg.micro_batch_tokens}; {length}; {precision} on {run.accelerator.device}"
     )
     if (vocab := getattr(head, "vocab", None)) is not None and not vocab.full:
         coverage = vocab.coverage(source.token_counts)

@@ -10,7 +10,7 @@ Shapes: S student rows (all depths together), U teacher rows, H hidden size, D d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,9 @@ from heads.target import TargetParts
 
 CHUNK_LOGITS = 1 << 21  # logits held at once (rows of a chunk x D): 8 MB in float32, about a core's second-level cache
 CHUNK_ROWS = 128  # rows of a chunk at least: below it, reading a whole vocabulary's LM head costs more than the products
+GROUP_CHUNKS = (
+    8  # chunks whose logit gradients go into one product with the states: each such product rewrites all of the LM head's gradient
+)
 
 
 class HeadLoss(NamedTuple):
@@ -90,19 +93,23 @@ class _HeadLoss(torch.autograd.Function):
         grad_w = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_w else None
         losses = torch.zeros(len(x), dtype=torch.float32, device=x.device)
         correct = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        teacher = replace(teacher, rows=teacher.rows.to(compute))
         order = torch.argsort(teacher_row, stable=True)
-        for part in order.split(max(CHUNK_ROWS, CHUNK_LOGITS // len(w))):
-            z = F.linear(x[part], w).float()
-            target_id = label[part]
-            picked = z.gather(1, target_id.clamp(min=0)[:, None])
-            correct[part] = (target_id >= 0) & (picked[:, 0] >= z.amax(-1))
-            losses[part], grad = compare(z, picked, teacher, teacher_row[part], target_id, lk_eta)
-            if need_x or need_w:
-                grad = grad.mul_(row_weight[part][:, None]).to(compute)
-                if grad_x is not None:
-                    grad_x[part] = (grad @ w).to(grad_x.dtype)
-                if grad_w is not None:
-                    grad_w.addmm_(grad.t(), x[part]) if grad.dtype == grad_w.dtype else grad_w.add_(grad.t() @ x[part])
+        chunk = max(CHUNK_ROWS, CHUNK_LOGITS // len(w))
+        for group in order.split(GROUP_CHUNKS * chunk):
+            grads = x.new_empty(len(group), len(w)) if need_x or need_w else None
+            for number, part in enumerate(group.split(chunk)):
+                z = F.linear(x[part], w).float()
+                target_id = label[part]
+                picked = z.gather(1, target_id.clamp(min=0)[:, None])
+                correct[part] = (target_id >= 0) & (picked[:, 0] >= z.amax(-1))
+                losses[part], grad = compare(z, picked, teacher, teacher_row[part], target_id, lk_eta)
+                if grads is not None:
+                    torch.mul(grad, row_weight[part][:, None], out=grads[number * chunk : number * chunk + len(part)])
+            if grads is not None and grad_x is not None:
+                grad_x[group] = (grads @ w).to(grad_x.dtype)
+            if grads is not None and grad_w is not None:
+                grad_w.addmm_(grads.t(), x[group]) if grads.dtype == grad_w.dtype else grad_w.add_(grads.t() @ x[group])
         ctx.save_for_backward(grad_x, grad_w)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(losses, correct)

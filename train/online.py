@@ -7,6 +7,7 @@ from typing import Any
 
 from data_prep.extract import load_extraction_model, online_features
 from data_prep.store import FeatureStore, RowFeatures
+from heads.precision import in_bf16
 from recipes.schema import Recipe
 
 
@@ -15,7 +16,7 @@ class OnlineFeatures:
 
     def __init__(self, store: FeatureStore, recipe: Recipe):
         self.store, self.batch_tokens = store, recipe.features.batch_tokens
-        self.model = load_extraction_model(recipe.target)
+        self.model = load_extraction_model(recipe.target, in_bf16(recipe.features.precision))
         self._one_at_a_time = threading.Lock()  # the loop reads ahead in a thread while validation reads too
 
     def __getattr__(self, name: str) -> Any:

@@ -45,28 +45,6 @@ def learning_rate(cfg: Train, done: float) -> float:
     return cfg.lr * (cfg.min_lr_share + (1 - cfg.min_lr_share) * shape)
 
 
-def make_optimizer(objective: nn.Module, cfg: Train) -> torch.optim.Optimizer:
-    """AdamW over what trains; weight decay on matrices only.
-
-    An objective may have `lr_scales` {prefix of parameter names: factor of train.lr}; other parameters have factor 1.
-    """
-    scales = getattr(objective, "lr_scales", {})
-    groups: dict[tuple[float, bool], list[Tensor]] = {}
-    for name, parameter in objective.named_parameters():
-        if parameter.requires_grad:
-            scale = next((scale for prefix, scale in scales.items() if name.startswith(prefix)), 1.0)
-            groups.setdefault((scale, parameter.ndim >= 2), []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": cfg.weight_decay if is_matrix else 0.0, "lr_scale": scale}
-            for (scale, is_matrix), parameters in groups.items()
-        ],
-        lr=cfg.lr,
-        betas=cfg.betas,
-        fused=True,
-    )
-
-
 def take_step(
     objective: nn.Module, optimizer: Any, accelerator: Accelerator, batches: list[Batch], lr: float, clip: float, where: str
 ) -> tuple[Tensor, float]:

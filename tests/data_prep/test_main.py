@@ -346,6 +346,24 @@ def test_every_layer_can_be_stored(data_prep, tmp_path, recipe):
     assert not torch.allclose(got.hidden[4], got.last_hidden)
 
 
+def test_bf16_products(data_prep, tmp_path, recipe):
+    """`features.precision: bf16`: states in float32 and close to the exact ones, and recorded as such."""
+    assert data_prep("features.precision=bf16") == 0
+    store = FeatureStore.open(tmp_path / "store", recipe("features.precision=bf16"))
+    assert store.manifest.dtypes == {"hidden": "f32", "last_hidden": "float32", "products": "bfloat16"}
+    got = store.read(3, [1, 2, 3])
+    exact = online_rows(recipe(), got)
+    for ours, theirs in ((got.hidden[2], exact.hidden[2]), (got.last_hidden, exact.last_hidden)):
+        assert ours.dtype == torch.float32 and not torch.equal(ours, theirs)
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
+def online_rows(recipe, row):
+    """The same row through the target in float32."""
+    model = extract.load_extraction_model(recipe.target)
+    return extract.online_features(model, [row.input_ids], [row.loss_mask], [1, 2, 3], 1000)[0]
+
+
 def test_more_layers_than_stored_need_a_rebuild(data_prep, capsys):
     assert data_prep() == 0
     assert data_prep("features.layers=[0,1,2,3]") == 1

@@ -68,7 +68,7 @@ def test_layout_is_the_documented_one(store_dir):
         assert found == {"input_ids": (torch.int32, (n,)), "loss_mask": (torch.uint8, (n,))} | index | states
         tokens += n
     assert tokens == manifest.counts["tokens"]
-    assert manifest.last_hidden == "post_norm" and manifest.dtypes == {"hidden": "f32", "last_hidden": "float32"}
+    assert manifest.last_hidden == "post_norm" and manifest.dtypes == {"hidden": "f32", "last_hidden": "float32", "products": "float32"}
     assert (store_dir / "recipe.yaml").is_file() and not (store_dir / UNFINISHED).exists()
 
 
@@ -134,6 +134,7 @@ def test_few_shards_stay_open(store_dir, recipe, monkeypatch):
         ("data.seed=3", ("data.seed", "0", "3")),
         ("data.regenerate={engine: hf}", ("data.regenerate", "None", "max_new_tokens")),
         ("features.codec=bf16", ("features.codec", "'f32'", "'bf16'")),
+        ("features.precision=bf16", ("features.precision", "'fp32'", "'bf16'")),
         ("target.dtype=bfloat16", ("target.dtype", "'float32'", "'bfloat16'")),
         ("data.prompts=[embedded:prompts]", ("data.prompts", "chats.jsonl", "embedded:prompts")),
     ],

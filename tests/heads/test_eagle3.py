@@ -151,15 +151,22 @@ def test_auto_layers():
     assert Block().feature_layers(32) == [2, 16, 29] and Block().feature_layers(36) == [2, 18, 33]
 
 
-def test_start_as_the_targets_last_block(tiny_target):
-    """`head.init_layer: target`: features pass, the layer is the last block, only what reads the embedding is random."""
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_start_as_the_targets_last_blocks(tiny_target, num_layers):
+    """`head.init_layer: target`: features pass, the layers are the last blocks, only what reads the embedding is random."""
     target = read_target(Target(path=str(tiny_target), dtype="float32"))
     vocab = DraftVocab(torch.arange(target.vocab_size), target.vocab_size)
-    head = Eagle3Head(Block(aux_layers=[1, 2, 4], draft_vocab_size=None, init_layer="target"), target, vocab)
-    last, layer, H = target.decoder_block(target.num_layers - 1), head.layers[0], target.hidden_size
+    block = Block(aux_layers=[1, 2, 4], draft_vocab_size=None, init_layer="target", num_layers=num_layers)
+    head = Eagle3Head(block, target, vocab)
+    first, layer, H = target.decoder_block(target.num_layers - num_layers), head.layers[0], target.hidden_size
     hidden = {i: torch.randn(5, H) for i in (1, 2, 4)}
     torch.testing.assert_close(head.fuse(hidden), hidden[4])
-    assert torch.equal(layer.self_attn.k_proj.weight[:, H:], last["self_attn.k_proj.weight"])
-    assert torch.equal(layer.mlp.down_proj.weight, last["mlp.down_proj.weight"])
-    assert torch.equal(layer.hidden_norm.weight, last["input_layernorm.weight"])
+    assert torch.equal(layer.self_attn.k_proj.weight[:, H:], first["self_attn.k_proj.weight"])
+    assert torch.equal(layer.mlp.down_proj.weight, first["mlp.down_proj.weight"])
+    assert torch.equal(layer.hidden_norm.weight, first["input_layernorm.weight"])
     assert layer.self_attn.k_proj.weight[:, :H].std() > 0 and bool((layer.input_layernorm.weight == 1).all())
+    assert torch.equal(head.norm.weight, target.norm_weight())
+    if num_layers == 2:
+        last = target.decoder_block(target.num_layers - 1)
+        assert last.keys() == dict(head.layers[1].named_parameters()).keys()
+        assert all(torch.equal(own, last[name]) for name, own in head.layers[1].named_parameters())

@@ -96,9 +96,10 @@ def test_two_ranks_take_the_same_step(store, tmp_path):
     assert_same(weights(tmp_path / "one"), weights(out), 1e-6)
 
 
-def test_resumed_run_is_the_uninterrupted_run(store, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumed_run_is_the_uninterrupted_run(store, tmp_path, optimizer):
     """A run stopped after any step and resumed gives the same losses and the same weights."""
-    every = ("train.log_every=1", "train.save_every=2")
+    every = ("train.log_every=1", "train.save_every=2", f"train.optimizer={optimizer}")
     fit(recipe_for(store, tmp_path / "whole", *every), Eagle3Objective)
     killed = recipe_for(store, tmp_path / "killed", *every)
 

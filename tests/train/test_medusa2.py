@@ -20,7 +20,7 @@ from recipes.schema import Target, load_recipe
 from tests.train.stored import states_of
 from train.medusa2 import Medusa2Objective, heads_schedule, merged
 from train.packing import collate
-from train.step import make_optimizer
+from train.optimizer import make_optimizer
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,35 @@
+"""In which precision a machine computes: float32, or products in bfloat16 under autocast."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+
+def in_bf16(setting: Literal["fp32", "bf16", "auto"]) -> bool:
+    """Whether `train.precision` or `features.precision` means bfloat16 here.
+
+    "auto" means it where this machine multiplies bfloat16 at least twice as fast as float32. A CUDA device answers by itself. A
+    CPU is timed, for its name does not tell: with matrix units (AMX) it is several times as fast, without any it may be
+    emulated and many times as slow.
+    """
+    if setting != "auto":
+        return setting == "bf16"
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return _product_seconds(torch.bfloat16) < 0.5 * _product_seconds(torch.float32)
+
+
+def _product_seconds(dtype: torch.dtype, budget: float = 0.1) -> float:
+    """The best time of a 256 x 512 x 512 product within about `budget` seconds."""
+    x, w = torch.randn(256, 512).to(dtype), torch.randn(512, 512).to(dtype)
+    F.linear(x, w)
+    best, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < budget:
+        t = time.perf_counter()
+        F.linear(x, w)
+        best = min(best, time.perf_counter() - t)
+    return best
