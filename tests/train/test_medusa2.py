@@ -19,8 +19,8 @@ from recipes.methods import MedusaHead as Block
 from recipes.schema import Target, load_recipe
 from tests.train.stored import states_of
 from train.medusa2 import Medusa2Objective, heads_schedule, merged
-from train.packing import collate
 from train.optimizer import make_optimizer
+from train.packing import collate
 
 
 @pytest.fixture(scope="module")
