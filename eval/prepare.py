@@ -123,9 +123,9 @@ def engines_of(recipe: Recipe, meta: dict[str, Any] | None) -> tuple[list[Engine
 
 
 def fingerprint_of(folder: Path) -> str:
-    """A hash of an export's files: a head that was trained anew is measured anew."""
+    """A hash of an export's config.json and weights (PARD-2's projection lies one folder down): a head trained anew is measured anew."""
     digest = hashlib.sha256()
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    for file in sorted([folder / "config.json", *folder.rglob("*.safetensors")]):
         with file.open("rb") as f:
             digest.update(hashlib.file_digest(f, "sha256").digest())
     return digest.hexdigest()[:16]

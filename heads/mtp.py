@@ -36,7 +36,7 @@ from heads.cache import DraftCache, cached_attention
 from heads.exported import copy_tensors
 from heads.layers import RMSNorm, document_attention, draft_llama_config, rope_parameters
 from heads.target import TargetParts
-from heads.vocab import DraftVocab
+from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import RecipeError
 from recipes.methods import MtpHead as MtpBlock
 
@@ -85,10 +85,6 @@ class MtpHead(AutoregressiveHead):
     final_norm_weight: Tensor  # [H], of the target
 
     def __init__(self, block: MtpBlock, target: TargetParts, vocab: DraftVocab):
-        if not vocab.full:
-            raise RecipeError(
-                f"MTP drafts with the target's LM head over all {vocab.size} tokens; this draft vocabulary has {len(vocab.ids)}"
-            )
         config = draft_llama_config(target.config, 1 if block.shared else block.unroll_steps, attention_bias=True)
         assert config.head_dim is not None, "draft_llama_config sets it"
         if config.head_dim * config.num_attention_heads != config.hidden_size:
@@ -96,7 +92,8 @@ class MtpHead(AutoregressiveHead):
                 f"{target.path}: head_dim={config.head_dim} with {config.num_attention_heads} heads and hidden_size={config.hidden_size}, "
                 "but vLLM's MTP layer (MiMo's) has heads of hidden_size / heads; use method eagle3, peagle or dflash for this target."
             )
-        super().__init__(block, target, vocab, config, [MtpModule(config) for _ in range(config.num_hidden_layers)])
+        super().__init__(block, target, whole_vocab(vocab), config, [MtpModule(config) for _ in range(config.num_hidden_layers)])
+        self.trained_vocab = vocab  # what training compares; drafts are over all tokens
         self.max_drafts = block.max_depth
         self.register_buffer("lm_head", target.lm_head, persistent=False)
         self.register_buffer("final_norm_weight", target.norm_weight().detach(), persistent=False)

@@ -112,6 +112,7 @@ class MtpNativeHead(AutoregressiveHead):
         if not vocab.full:
             raise RecipeError(f"an MTP layer drafts over all {vocab.size} tokens; this draft vocabulary has {len(vocab.ids)}")
         self.block, self.vocab, self._target = block, vocab, target
+        self.trained_vocab = vocab
         self.family = family = family_of(target)
         self.config: Any = copy.deepcopy(target.config)
         self.config._attn_implementation = ATTENTION

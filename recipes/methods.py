@@ -235,6 +235,7 @@ class MtpHead(HeadBlock):
 
     unroll_steps: PositiveInt = 3  # depths trained
     shared: bool = True  # false: a module of its own for each depth, which only the reference decoder runs
+    draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
     layout: Literal["head", "mimo"] = (
         "head"  # head: a folder of its own, reads the post-norm state; mimo: the target rewritten as MiMo, pre-norm
     )

@@ -228,7 +228,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
         # One step is read ahead; what a checkpoint holds is the position after the step just taken.
         pending = pool.submit(run.next_step)
         while run.done() < 1 and not stop.on_any_rank(run.accelerator):
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             rows, position, batches = pending.result()
             pending = pool.submit(run.next_step)
             lr = learning_rate(cfg, run.done())
@@ -240,6 +240,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
             tokens = sum(int(source.lengths[row]) for row in rows)
             progress.step += 1
             progress.seconds += seconds
+            progress.cpu_seconds += time.process_time() - began_cpu
             progress.tokens += tokens
             progress.supervised += sum(int(source.supervised[row]) for row in rows)
             run.log.took(sums, tokens, seconds, progress.step)

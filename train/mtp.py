@@ -10,7 +10,7 @@ eq. 25; its λ is the learning rate here, since nothing else is trained).
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from heads import LAST_HIDDEN, shift
 from heads.layers import document_starts
@@ -18,7 +18,7 @@ from heads.mtp import MtpHead
 from heads.mtp_native import MtpNativeHead
 from heads.target import TargetParts
 from recipes.methods import MtpObjective as MtpBlock
-from train.depths import Depths, DraftHead, draft_ids_of
+from train.depths import Compared, Depths
 from train.objective import Output
 from train.packing import Batch
 
@@ -26,13 +26,11 @@ from train.packing import Batch
 class MtpObjective(nn.Module):
     """Weighted mean over depths; also the objective of a target's own MTP layer (train/mtp_native.py)."""
 
-    to_draft: Tensor  # int64 [V]
-
     def __init__(self, head: MtpHead | MtpNativeHead, target: TargetParts, objective: MtpBlock):
         super().__init__()
-        self.head, self.objective, self.teacher_parts = head, objective, target
+        self.head, self.objective = head, objective
         self.weights = depth_weights(objective.step_decay, head.block.unroll_steps)
-        self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
+        self.compared = Compared(head.trained_vocab, target)
 
     def forward(self, batch: Batch) -> Output:
         head, depths = self.head, range(len(self.weights))
@@ -43,12 +41,11 @@ class MtpObjective(nn.Module):
         states = head.rollout(feature, tokens, batch.positions, document_starts(batch.document), computed)
 
         asked = [mask[rows] for mask, rows in zip(supervised, computed, strict=True)]
-        pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.to_draft)
+        pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.compared.draft_ids())
         states = [head.normed(state[ask]) for state, ask in zip(states, asked, strict=True)]
         weights = [state.new_full((len(state),), weight) for state, weight in zip(states, self.weights, strict=True)]
-        lm_head = head.lm_head
-        losses = pairs.compare(states, weights, DraftHead(lm_head, lm_head, self.teacher_parts), self.objective.loss, self.objective.lk_eta)
-        return pairs.output(losses)
+        lm_head = self.compared.draft_head(head.lm_head)
+        return pairs.output(pairs.compare(states, weights, lm_head, self.objective.loss, self.objective.lk_eta))
 
 
 def depth_weights(decay: float, depths: int) -> list[float]:

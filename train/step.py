@@ -24,6 +24,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of this process, all threads
     tokens: int = 0
     supervised: int = 0
 

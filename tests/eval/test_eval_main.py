@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from eval.__main__ import main, next_command, serve_command
-from eval.prepare import check_export, engines_of, model_length, read_prompts
+from eval.prepare import check_export, engines_of, fingerprint_of, model_length, read_prompts
 from eval.records import read_records
+from heads.pard import PROJECTION_FILES
 from heads.target import read_target
 from recipes.errors import ExportError, RecipeError
 from recipes.schema import Recipe, load_recipe
@@ -54,6 +57,17 @@ def change_config(recipe: Recipe, change: Callable[[dict[str, Any]], Any]) -> No
     config = json.loads(file.read_text())
     change(config)
     file.write_text(json.dumps(config))
+
+
+def test_a_new_projection_is_a_new_head(copied: Recipe):
+    """PARD-2's projection lies in a folder of its own below the weights; trained anew, its finished cells do not count any more."""
+    file = copied.export_dir / PROJECTION_FILES[0]
+    file.parent.mkdir()
+    prints = [fingerprint_of(copied.export_dir)]
+    for value in (0.0, 1.0):
+        save_file({"target_proj.weight": torch.full((2, 2), value)}, file)
+        prints.append(fingerprint_of(copied.export_dir))
+    assert len(set(prints)) == 3 and prints[-1] == fingerprint_of(copied.export_dir)
 
 
 def test_a_missing_export_names_the_command_that_makes_it(recipe_arguments: Arguments, capsys: pytest.CaptureFixture[str]):

@@ -90,6 +90,21 @@ def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, fiel
     assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
 
 
+def test_frequent_tokens_in_training_only(small_target, packed_batch):
+    """`head.draft_vocab_size`: training compares the frequent tokens, rare labels are misses; drafts and validation are over all."""
+    frequent = DraftVocab(torch.arange(30), 50)
+    part = MtpObjective(MtpHead(Block(draft_vocab_size=30), small_target, frequent), small_target, Settings(loss="ce"))
+    whole = MtpObjective(part.head, small_target, Settings(loss="ce"))
+    whole.compared = type(whole.compared)(FULL, small_target)
+    batch = packed_batch((3, 6), (2, 5))
+    batch.input_ids[4] = 45  # rare, and a label at depth 0
+    assert part.head.vocab.full
+    assert float(part.eval()(batch).loss_sum) == float(whole.eval()(batch).loss_sum)
+    trained, everything = part.train()(batch), whole.train()(batch)
+    assert trained.depth_count.tolist() == everything.depth_count.tolist()
+    assert float(trained.loss_sum) < float(everything.loss_sum)  # fewer tokens compete, and one label is left out
+
+
 @pytest.mark.parametrize("fields", KINDS[:2], ids=str)
 def test_overfits_one_row(small_target, packed_batch, fields):
     """Loss near 0 and every draft accepted, in the estimate and in drafting that eats its own drafts."""
