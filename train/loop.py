@@ -120,7 +120,7 @@ def check_mask_token(recipe: Recipe, store: FeatureStore) -> None:
     if token is not None and (count := int((store.rows.input_ids == token).sum())):
         raise DataError(
             f"head.mask_token_id={token} occurs {count} times in the rows of {recipe.features.dir}, so the draft could not tell a mask "
-            "from that token; give an id that no text holds (`python -m data_prep.show` prints rows with their ids)."
+            "from that token; give the id of a special token that no text holds (the target's tokenizer.json lists them as added_tokens)."
         )
 
 
