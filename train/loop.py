@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from torch import nn
@@ -22,7 +23,7 @@ from torch import nn
 from data_prep.store import FeatureStore
 from heads import head_class
 from heads.exported import resolve_draft
-from heads.precision import in_bf16
+from heads.precision import in_bf16, usable_cores
 from heads.protocol import Head
 from heads.target import TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
@@ -137,6 +138,12 @@ def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> Head
     return head
 
 
+def clip_in_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
+    """Tell DeepSpeed's engine, which clips by itself, the recipe's `train.clip_norm`: before `prepare`, which puts 1.0 for "auto"."""
+    if (plugin := accelerator.deepspeed_plugin) is not None:
+        plugin.deepspeed_config["gradient_clipping"] = clip_norm
+
+
 def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIPE") -> Path:
     """Train, validate, checkpoint, and export; resumes where a former run of the same recipe stopped.
 
@@ -147,6 +154,8 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     trackers = list(cfg.trackers) or None
     precision = "bf16" if in_bf16(cfg.precision) else "no"
     accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir))
+    if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
+        torch.set_num_threads(cfg.threads or max(1, usable_cores() // accelerator.num_processes))
     set_seed(cfg.seed)
     checkpoint.check_same_recipe(run_dir, recipe)
 
@@ -164,6 +173,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     train_rows, held_out = (~source.validation).nonzero()[:, 0], source.validation.nonzero()[:, 0].tolist()
     sampler = StepSampler(source.lengths[train_rows], train_rows, cfg.tokens_per_step, cfg.seed)
     total_steps = cfg.max_steps or (cfg.epochs * sampler.steps_per_epoch() if cfg.epochs else None)
+    clip_in_deepspeed(accelerator, cfg.clip_norm)
     objective, optimizer = accelerator.prepare(objective, optimizer)
 
     if accelerator.is_main_process:
@@ -270,12 +280,15 @@ def _say_start(run: Run, head: Head, train_rows: Any) -> None:
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
     held_out = len(source.lengths) - len(train_rows)
     precision = "bf16 autocast" if run.accelerator.mixed_precision == "bf16" else "fp32"
+    where = str(run.accelerator.device)
+    if where == "cpu":
+        where += f", {torch.get_num_threads()} thread(s) a process"
     run.log.say(
         f"{recipe.name}: {recipe.method} head, {trained / 1e6:.2f} M trainable parameters, {memory:.2f} GiB with gradients and moments\n"
         f"data: {len(train_rows)} rows, {tokens} tokens, {supervised} supervised ({supervised / max(tokens, 1):.0%}); "
         f"{held_out} rows held out\n"
         f"steps: {cfg.tokens_per_step} tokens a step over {run.accelerator.num_processes} process(es), micro-batches of "
-        f"{cfg.micro_batch_tokens}; {length}; {precision} on {run.accelerator.device}"
+        f"{cfg.micro_batch_tokens}; {length}; {precision} on {where}"
     )
     if (vocab := getattr(head, "vocab", None)) is not None and not vocab.full:
         coverage = vocab.coverage(source.token_counts)

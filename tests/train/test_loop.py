@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin
 from safetensors.torch import load_file
 
 from data_prep.__main__ import main as data_prep
@@ -166,6 +169,33 @@ def test_learning_rate_closed_form(schedule, expected):
     """B38: a function of the share of the run alone; 10 steps, 2 of warm-up."""
     cfg = Train(max_steps=10, warmup=0.2, lr=1.0, schedule=schedule)
     assert [learning_rate(cfg, step / 10) for step in (0, 1, 2, 6, 10)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_clips_by_the_recipe(stage):
+    """DeepSpeed's engine clips by itself, at what its configuration says once accelerate's `prepare` has filled it in."""
+    plugin = DeepSpeedPlugin(hf_ds_config=str(ROOT / f"recipes/deepspeed/zero{stage}.json"))  # reads and checks it without DeepSpeed
+    loop.clip_in_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
+    plugin.deepspeed_config_process(
+        must_match=False,
+        **{"gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False},  # as `prepare` calls it
+    )
+    assert plugin.deepspeed_config["gradient_clipping"] == 0.3
+
+
+def test_deepspeed_is_told_before_prepare(store, tmp_path, monkeypatch):
+    """`prepare` builds the engine: what it is told later, it does not read. Without DeepSpeed there is nobody to tell."""
+    calls = []
+    monkeypatch.setattr(loop, "clip_in_deepspeed", lambda accelerator, clip_norm: calls.append(clip_norm))
+
+    def prepare(*args):
+        calls.append("prepare")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Accelerator, "prepare", prepare)
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe_for(store, tmp_path, "train.clip_norm=0.3"), Eagle3Objective)
+    assert calls == [0.3, "prepare"]
 
 
 def test_non_finite_loss_names_step_rank_and_rows(store, tmp_path):
