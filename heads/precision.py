@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Literal
 
@@ -21,6 +22,11 @@ def in_bf16(setting: Literal["fp32", "bf16", "auto"]) -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return _product_seconds(torch.bfloat16) < 0.5 * _product_seconds(torch.float32)
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _product_seconds(dtype: torch.dtype, budget: float = 0.1) -> float:

@@ -28,6 +28,8 @@ from recipes.errors import TargetError
 from recipes.schema import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EXACT_PROBE = 0.999  # share of the probe's tokens that float32 states must give again
+ROUNDED_PROBE = 0.9  # of states from half-precision products: near ties fall either way, a wrong norm gives less than a third
 
 Sink = Callable[[int | None, Tensor], None]  # (layer or None for last_hidden, states [B, T, H])
 
@@ -153,7 +155,7 @@ def load_tokenizer(cfg: Target) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(resolve_target(cfg.path, cfg.revision), trust_remote_code=cfg.trust_remote_code)
 
 
-def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where: str, floor: float = 0.999) -> float:
+def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where: str, floor: float = EXACT_PROBE) -> float:
     """Prove that borrowed norm, head, scale and soft-cap give the target's own predictions (B18, PEERS §4.4).
 
     Args:

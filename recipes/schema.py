@@ -90,6 +90,7 @@ class Train(Block):
     betas: tuple[float, float] = (0.9, 0.95)
     clip_norm: PositiveFloat = 1.0
     precision: Literal["fp32", "bf16", "auto"] = "fp32"  # bf16: autocast, fp32 master weights; auto: bf16 where it is twice as fast here
+    threads: PositiveInt | None = None  # on a CPU, of each process; None: the cores that this process may use, over the processes
     seed: int = 0
     log_every: PositiveInt = 10  # steps
     eval_every: PositiveInt = 250  # steps

@@ -25,7 +25,7 @@ from heads import head_class
 from heads.exported import resolve_draft
 from heads.precision import in_bf16, usable_cores
 from heads.protocol import Head
-from heads.target import TargetParts, check_probe, load_tokenizer, read_target
+from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import DataError, FeatureError, HeadstartError
 from recipes.schema import Recipe, load_recipe
@@ -86,8 +86,8 @@ class Run:
 
     def check(self) -> dict[str, Any]:
         """Validate, and log it."""
-        tokens = self.recipe.train.micro_batch_tokens
-        result = validate(self.objective, self.source, self.check_rows, self.layers, tokens, self.accelerator)
+        tokens, served = self.recipe.train.micro_batch_tokens, self.recipe.eval.k
+        result = validate(self.objective, self.source, self.check_rows, self.layers, tokens, self.accelerator, served)
         self.log.validation(self.progress, result, self.check_name)
         return result
 
@@ -161,7 +161,9 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
 
     source = open_source(recipe)
     target = read_target(recipe.target)
-    check_probe(target, source.read(0, []).last_hidden, source.probe["argmax"], recipe.features.dir)
+    states = source.read(0, []).last_hidden
+    exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
+    check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
     head = build_head(recipe, target, source)
     objective = make_objective(head, target, recipe.objective)
     if cfg.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from heads.target import check_probe, read_target
+from heads.target import ROUNDED_PROBE, check_probe, read_target
 from recipes.errors import TargetError
 from recipes.schema import Target
 
@@ -84,6 +84,8 @@ def test_states_before_the_norm_are_told(tmp_path):
         argmax, last_hidden = model(ids).logits[0].argmax(-1), model.get_decoder()(ids).last_hidden_state[0]
     with pytest.raises(TargetError, match=r"store: lm_head\(last_hidden\) gives the target's own next token at \d"):
         check_probe(target, target.norm(last_hidden), argmax, "store")
+    with pytest.raises(TargetError, match="needed: 90.0%"):
+        check_probe(target, target.norm(last_hidden), argmax, "store", ROUNDED_PROBE)
 
 
 def repack(folder: Path, change) -> None:
