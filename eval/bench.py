@@ -4,7 +4,8 @@
 
 Both decode greedily with the same drafts: an independent draft model made of the target's first layers (so each draft costs the
 same on both sides), and n-gram lookup. The recipe's own head stands beside them where it has been exported. Contenders take turns
-prompt by prompt, so that a busy machine is busy for all alike. Committed tokens are those of the answers.
+prompt by prompt, in alternating order, so that a busy machine is busy for all alike; where it is busy, compare the tokens per second of
+CPU time. Committed tokens are those of the answers.
 """
 
 from __future__ import annotations
@@ -60,14 +61,16 @@ def ours(model: PreTrainedModel, drafter: Drafter, settings: Settings) -> Conten
     return answer
 
 
-def theirs(model: PreTrainedModel, settings: Settings, **assistance: Any) -> Contender:
-    """transformers' generate, greedy, with what `assistance` says."""
+def theirs(model: PreTrainedModel, settings: Settings, draft: PreTrainedModel | None = None, **lookup: int) -> Contender:
+    """transformers' generate, greedy, with a draft model or with fields of its generation config for n-gram lookup."""
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=settings.max_tokens,
         eos_token_id=sorted(settings.eos_ids) or None,
         pad_token_id=next(iter(sorted(settings.eos_ids)), 0),
+        **lookup,
     )
+    assistance = {"assistant_model": draft} if draft is not None else {}
 
     @torch.no_grad()
     def answer(prompt: list[int]) -> tuple[list[int], None]:
@@ -88,7 +91,7 @@ def contenders(recipe: Recipe, model: PreTrainedModel, settings: Settings, k: in
     result = {
         "transformers, no draft": theirs(model, settings),
         "reference, no draft": ours(model, NoDrafter(), settings),
-        f"transformers, draft of {layers} layers, k={k}": theirs(model, settings, assistant_model=draft),
+        f"transformers, draft of {layers} layers, k={k}": theirs(model, settings, draft),
         f"reference, draft of {layers} layers, k={k}": ours(model, ModelDrafter(draft, model, k), settings),
         f"transformers, n-gram, k={k}": theirs(model, settings, prompt_lookup_num_tokens=k, max_matching_ngram_size=cfg.ngram_max),
         f"reference, n-gram, k={k}": ours(model, NgramDrafter(k, 1, cfg.ngram_max), settings),
@@ -114,7 +117,7 @@ def bench(recipe: Recipe, prompts: list[list[int]], k: int, layers: int) -> list
     seconds, cpu, drafting = (dict.fromkeys(who, 0.0) for _ in range(3))
     answers: dict[str, list[list[int]]] = {name: [] for name in who}
     for number, prompt in enumerate([prompts[0], *prompts]):  # the first one warms up
-        for name, contender in who.items():
+        for name, contender in list(who.items())[:: -1 if number % 2 else 1]:
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
             began, began_cpu = time.perf_counter(), time.process_time()
