@@ -2,10 +2,10 @@
 
     python -m train.bench recipes/smollm2-135m/eagle3.yaml [key=value …] [--seq 512] [--threads 1] [--supervised 1.0 0.5]
 
-Needs no data and no features: tokens and states are random; head, objective and optimizer are the recipe's. A step is forward,
+Needs no data and no features: tokens and states are random; head, objective, optimizer and precision are the recipe's. A step is forward,
 backward, clipping and optimizer on one batch on the CPU; the best of `--steps` counts. One line for each share of supervised tokens,
 and the same as JSON. The setting of PEERS §4.1 is `recipes/smollm2-135m/quickstart.yaml` with
-`head.draft_vocab_size=8192 head.train_lm_head=false head.init_layer=random`.
+`head.train_lm_head=false head.init_layer=random train.precision=fp32 train.optimizer=adamw`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from heads import head_class
+from heads.precision import in_bf16
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import HeadstartError
@@ -31,9 +32,9 @@ from train.packing import Batch
 from train.run_log import peak_memory_gib
 
 
-def matmul_rate(seconds: float = 1.0) -> float:
-    """FLOP/s of 512 x 576 x 1536 products, the best of repeated runs: what this machine gives to well-shaped float32 work."""
-    x, w = torch.randn(512, 576), torch.randn(1536, 576)
+def matmul_rate(dtype: torch.dtype, seconds: float = 1.0) -> float:
+    """FLOP/s of 512 x 576 x 1536 products in `dtype`, the best of repeated runs: what this machine gives to well-shaped work."""
+    x, w = torch.randn(512, 576).to(dtype), torch.randn(1536, 576).to(dtype)
     best, began = 0.0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         t = time.perf_counter()
@@ -75,8 +76,12 @@ def bench(recipe: Recipe, objective_class: Any, seq: int, supervised: float, ste
     optimizer = make_optimizer(objective, recipe.train)
     batch = random_batch(seq, supervised, target, vocab, recipe.head.feature_layers(target.num_layers))
 
+    bf16 = in_bf16(recipe.train.precision)
+
     def step() -> None:
-        (objective(batch).loss_sum / batch.supervised).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            out = objective(batch)
+        (out.loss_sum / batch.supervised).backward()
         torch.nn.utils.clip_grad_norm_(objective.parameters(), recipe.train.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
@@ -94,7 +99,7 @@ def bench(recipe: Recipe, objective_class: Any, seq: int, supervised: float, ste
         "tokens_per_second": seq / best_wall,
         "cpu_seconds": best_cpu,
         "gflop": flops / 1e9,
-        "share_of_matmul_rate": flops / best_wall / matmul_rate(),
+        "share_of_matmul_rate": flops / best_wall / matmul_rate(torch.bfloat16 if bf16 else torch.float32),
     }
 
 
