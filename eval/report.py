@@ -154,7 +154,7 @@ def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | N
 
 
 def _estimate(export: Mapping[str, Any] | None, k: int) -> float | None:
-    """AL~ of a chain of k that training wrote into the export; None where it did not validate or k was deeper than it unrolled."""
+    """AL~ of a chain of k that training wrote into the export; None where it counted none of that length."""
     validation = ((export or {}).get("training") or {}).get("validation") or {}
     return validation.get("al", {}).get(str(k))
 

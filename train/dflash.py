@@ -5,7 +5,8 @@
 At every visit of a row at most `anchors` of its supervised tokens are drawn; behind index t, where x[t+1] is the anchor,
 slot j >= 1 is compared with the token x[t+1+j] (`loss: ce`, as published) or with the target's distribution for it
 (`loss: kl`). Blocks of a document stand for all its supervised tokens: their losses count as many times as tokens were
-not drawn. Slots past a document's end have no loss. Held-out rows are validated behind every supervised token.
+not drawn. Slots past a document's end have no loss. Held-out rows are validated behind every supervised token, for `AL~` of k
+drafts in blocks of k + 1 slots: slots see one another, so the first k of a longer block are not what a server drafts.
 
 Slot weights (METHODS §9.2): exp(-(j - 1) / gamma); or D-PACE, by how likely the draft is right up to each later slot:
 w_j = sum over m >= j of the product over i <= m of (1 - alpha) q_i + alpha, q_i the draft's probability of the label.
@@ -22,6 +23,7 @@ from heads.layers import document_starts
 from heads.target import TargetParts
 from recipes.methods import DflashObjective as DflashBlock
 from train.depths import Depths, DraftHead, draft_ids_of
+from train.losses import HeadLoss
 from train.objective import Output
 from train.packing import Batch
 
@@ -37,25 +39,35 @@ class DflashObjective(nn.Module):
         self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
 
     def forward(self, batch: Batch) -> Output:
-        head, cfg, slots = self.head, self.objective, self.head.block.block_size
+        cfg, slots = self.objective, self.head.block.block_size
         anchors, scale = self._anchors(batch)
-        tokens = shift.draft_inputs(batch.input_ids, 0)
-        states = head.denoise(head.fuse(batch.hidden), tokens, batch.positions, document_starts(batch.document), anchors, slots)
-
-        # [R, B - 1] which slots are supervised; the pairs of depth i are those of slot i + 1.
-        asked = torch.stack([shift.draft_weight(batch.loss_mask, batch.document, i)[anchors] for i in range(slots - 1)], 1)
-        pairs = Depths(batch, [anchors[asked[:, i]] for i in range(slots - 1)], self.to_draft)
-        by_depth = [states[asked[:, i], i] for i in range(slots - 1)]
-        draft_head = DraftHead(head.lm_head, head.lm_head, self.teacher_parts)
+        asked, pairs, by_depth = self._denoise(batch, anchors, slots)
         if cfg.weights == "dpace":
             with torch.no_grad():
-                likely = pairs.compare([state.detach() for state in by_depth], [state[:, 0] for state in by_depth], draft_head, "ce")
+                likely = self._compare(pairs, [state.detach() for state in by_depth], [state[:, 0] for state in by_depth], "ce")
             confidence = [torch.where(label >= 0, (-part.loss).exp(), 0) for label, part in zip(pairs.labels, likely, strict=True)]
             weight = dpace_weights(_per_block(asked, confidence), asked, cfg.alpha)
         else:
             weight = torch.exp(-torch.arange(slots - 1, device=scale.device) / cfg.gamma).expand(len(anchors), -1)
         weight = weight * scale[:, None]
-        return pairs.output(pairs.compare(by_depth, [weight[asked[:, i], i] for i in range(slots - 1)], draft_head, cfg.loss))
+        return pairs.output(self._compare(pairs, by_depth, [weight[asked[:, i], i] for i in range(slots - 1)], cfg.loss))
+
+    def served_hits(self, batch: Batch, k: int) -> Tensor:
+        """bool [k, N]: `Output.hits` of drafts made k at a time, in blocks of k + 1 slots: the input that a server denoises."""
+        _, pairs, by_depth = self._denoise(batch, self._anchors(batch)[0], k + 1)
+        return pairs.output(self._compare(pairs, by_depth, [state[:, 0] for state in by_depth], "ce")).hits
+
+    def _denoise(self, batch: Batch, anchors: Tensor, slots: int) -> tuple[Tensor, Depths, list[Tensor]]:
+        """Blocks of B slots behind `anchors` [R] → which slots are supervised [R, B - 1], their pairs, and their states by depth."""
+        head, depths = self.head, range(slots - 1)
+        tokens = shift.draft_inputs(batch.input_ids, 0)
+        states = head.denoise(head.fuse(batch.hidden), tokens, batch.positions, document_starts(batch.document), anchors, slots)
+        asked = torch.stack([shift.draft_weight(batch.loss_mask, batch.document, i)[anchors] for i in depths], 1)
+        pairs = Depths(batch, [anchors[asked[:, i]] for i in depths], self.to_draft)  # depth i is slot i + 1
+        return asked, pairs, [states[asked[:, i], i] for i in depths]
+
+    def _compare(self, pairs: Depths, states: list[Tensor], weights: list[Tensor], loss: str) -> list[HeadLoss]:
+        return pairs.compare(states, weights, DraftHead(self.head.lm_head, self.head.lm_head, self.teacher_parts), loss)
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[R] ascending indices behind which blocks stand, and [R] for how many supervised tokens each one stands."""

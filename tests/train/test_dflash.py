@@ -1,17 +1,24 @@
 """DFlash's objective: anchors, labels and weights, and that it is the plain loss of real drafts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from accelerate import Accelerator
 
 from heads import shift
 from heads.dflash import DflashHead
+from heads.target import load_target_model, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
 from recipes.methods import DflashHead as Block
 from recipes.methods import DflashObjective as Settings
+from recipes.schema import Target
+from tests.train.stored import states_of
 from train.dflash import DflashObjective, dpace_weights
 from train.objective import simulate_chain
 from train.packing import collate
+from train.validate import chain_hits, validate
 
 MASK = 49
 
@@ -143,6 +150,70 @@ def test_overfits_one_row(small_target, packed_batch):
     assert float(out.loss_sum.detach()) / 20 < 0.05 and out.depth_correct.tolist() == out.depth_count.tolist()
     assert simulate_chain(out.hits, batch.loss_mask, batch.document, 3) == [[3] * 5]
     assert torch.equal(real_drafts(objective, batch, 10).argmax(-1), batch.input_ids[12:15])
+
+
+@pytest.fixture(scope="module")
+def learnt(tiny_target):
+    """Blocks of 5 for the tiny target, whose slots heed one another, and rows of its states whose answers they know in part."""
+    cfg, layers, lengths = Target(path=str(tiny_target), dtype="float32"), [1, 2, 3], torch.tensor([24, 40, 33])
+    torch.manual_seed(0)
+    parts, model, rows = read_target(cfg), load_target_model(cfg), []
+    for length in lengths.tolist():
+        ids = torch.randint(250, (length,))
+        hidden, last = states_of(model, ids, layers)
+        rows.append(SimpleNamespace(input_ids=ids, loss_mask=torch.arange(length) >= 5, hidden=hidden, last_hidden=last))
+    block = Block(aux_layers=layers, num_layers=2, block_size=5, mask_token_id=254)
+    objective = DflashObjective(DflashHead(block, parts, DraftVocab(torch.arange(260), 260)), parts, Settings())
+    for p in objective.parameters():
+        if p.ndim == 2:
+            torch.nn.init.normal_(p, std=0.1)
+    optimizer, batch = torch.optim.AdamW(objective.parameters(), lr=1e-2), collate(rows, layers, 64)
+    for _ in range(10):
+        objective.train()(batch).loss_sum.div(80).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    source = SimpleNamespace(lengths=lengths, greedy=lengths > 0, manifest=SimpleNamespace(hidden_size=64))
+    source.read_rows = lambda picked, layers: [rows[i] for i in picked]
+    return objective.eval(), source, rows, layers
+
+
+def real_rounds(head, row, k) -> list[int]:
+    """Accepted drafts of every round of real drafting with one cache, k at a time, along the row's own answer."""
+    ids, cache, rounds, done, t = row.input_ids, head.new_cache(), [], 0, int(row.loss_mask.nonzero()[0]) - 1
+    while t + 1 + k < len(ids):
+        hidden = {layer: states[done : t + 1] for layer, states in row.hidden.items()}
+        drafted = head.propose(hidden, ids[done + 1 : t + 2], torch.arange(done, t + 1), cache, k, lambda logits: logits.argmax(-1))
+        right = drafted == ids[t + 2 : t + 2 + k]
+        done, accepted = t + 1, int(right.int().cumprod(0).sum())
+        rounds.append(accepted)
+        t += accepted + 1
+    return rounds
+
+
+def test_estimate_is_real_drafting_at_every_k(learnt):
+    """AL~ of k is of blocks of k + 1 slots, which is what `propose` and vLLM draft with, and not of the first k slots of whole blocks."""
+    objective, source, rows, layers = learnt
+    result = validate(objective, source, [0, 1, 2], layers, 70, Accelerator(cpu=True), served=[1, 2, 3, 9])
+    assert list(result["al"]) == [1, 2, 3, 4]  # 9 is longer than a block
+    batch = collate(rows, layers, 64)
+    with torch.no_grad():
+        whole = objective(batch).hits
+    for k, estimate in result["al"].items():
+        rounds = [accepted for row in rows for accepted in real_rounds(objective.head, row, k)]
+        assert estimate == pytest.approx(1 + sum(rounds) / len(rounds)) and result["rounds"][k] == len(rounds)
+        leading = [accepted for span in simulate_chain(whole, batch.loss_mask, batch.document, k) for accepted in span]
+        assert (leading == rounds) == (k == 4)
+
+
+def test_only_lengths_that_are_served_are_drafted_anew(learnt, monkeypatch):
+    """Whole blocks come with the loss; every other k is one more pass."""
+    objective, _, rows, layers = learnt
+    batch, slots = collate(rows, layers, 64), []
+    denoise = objective.head.denoise
+    monkeypatch.setattr(objective.head, "denoise", lambda *args: slots.append(args[-1]) or denoise(*args))
+    with torch.no_grad():
+        hits = chain_hits(objective, objective(batch), batch, [3, 4, 1, 3])
+    assert slots == [5, 2, 4] and {k: len(h) for k, h in hits.items()} == {1: 1, 3: 3, 4: 4}
 
 
 def test_batches_without_supervision_touch_every_parameter(small_target, packed_batch):
