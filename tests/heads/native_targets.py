@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3_5TextConfig, Qwen3NextConfig
 
 H, LAYERS, V, EXPERTS, MOE = 64, 2, 50, 4, 32
-LATENT, ROPE = 48, 16  # of DeepSeek's latent attention, whose head size in a cache is their sum
 D = 32  # head size; vLLM's CPU attention takes no smaller one
+LATENT, ROPE = 48, 32  # of DeepSeek's attention, whose heads are of D + ROPE; vLLM's CPU attention takes 64 and no size between
 COMMON = dict(
     vocab_size=V, hidden_size=H, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=2, max_position_embeddings=64,
     tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
@@ -25,11 +25,16 @@ LINEAR = dict(linear_conv_kernel_dim=2, linear_key_head_dim=8, linear_value_head
 MIXTURE = dict(
     n_routed_experts=EXPERTS, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=MOE, first_k_dense_replace=1, topk_group=1
 )  # fmt: skip
+# As published DeepSeek-V3 configs have them. transformers takes the first two for granted and knows neither key; vLLM without them has
+# no place for the experts' bias (a KeyError while loading) and scores by softmax. YaRN too: plain rotary embedding of such heads is
+# wrong on a CPU, where vLLM 0.32's kernel takes a query [N, heads, d] for one of a single head.
+SCORING = dict(topk_method="noaux_tc", scoring_func="sigmoid")
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0)
 CONFIGS = {
     "mimo": lambda: Qwen2Config(**COMMON, num_key_value_heads=1, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1),
     "deepseek_v3": lambda: DeepseekV3Config(
         **COMMON, **MIXTURE, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, qk_nope_head_dim=D,
-        v_head_dim=24, n_group=2, num_nextn_predict_layers=1,
+        v_head_dim=24, n_group=2, num_nextn_predict_layers=1, rope_parameters=YARN, **SCORING,
     ),
     "glm4_moe": lambda: Glm4MoeConfig(
         **COMMON, **MIXTURE, num_key_value_heads=1, head_dim=D, n_group=1, use_qk_norm=True, num_nextn_predict_layers=1,
@@ -111,8 +116,8 @@ def make_target(family: str, folder: Path, dtype: torch.dtype = torch.float32, s
         torch.nn.init.normal_(p, mean=1.0 if "norm" in name and "qwen3" not in family else 0.0, std=0.2)
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors |= {name: (0.3 * torch.randn(shape)).to(dtype) for name, shape in mtp_shapes(family).items()}
+    tensors = load_file(file) | {name: (0.3 * torch.randn(shape)).to(dtype) for name, shape in mtp_shapes(family).items()}
+    tensors |= {name: torch.randn(EXPERTS) for name in tensors if name.endswith("e_score_correction_bias")}  # float32 in any target
     if family in ("deepseek_v3", "glm4_moe"):
         tensors[f"model.layers.{LAYERS}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
         tensors[f"model.layers.{LAYERS}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
