@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from heads import LAST_HIDDEN, head_class
 from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
 from heads.protocol import Head, WholeModel
-from heads.target import DTYPES, TargetParts, load_tokenizer, read_target
+from heads.target import DTYPES, TargetParts, TensorFiles, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
 from recipes.schema import Recipe, load_recipe, parse_recipe
@@ -45,10 +45,12 @@ def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, fi
     """
     head = head.eval()
     dtype = DTYPES[recipe.target.dtype]
-    tensors = {
-        name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous().clone() for name, t in head.served_tensors().items()
-    }
     inside = recipe.head.inside_target
+    replaced = TensorFiles(target.path).where if inside else {}  # they keep their types: experts' biases are float32 in any target
+    tensors = {
+        name: (t.to(dtype) if t.is_floating_point() and name not in replaced else t).detach().cpu().contiguous().clone()
+        for name, t in head.served_tensors().items()
+    }
     config = head.served_config() | ({} if inside else {"dtype": recipe.target.dtype})
     check_served(head.served_shapes(config), tensors, folder)
     partial = folder.with_name(folder.name + ".tmp")
