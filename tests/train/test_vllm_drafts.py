@@ -99,7 +99,7 @@ def drafted(request, tmp_path_factory):
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
-        "VLLM_MLA_DISABLE": "1",  # plain attention in its place: of latent attention, the CPU kernels take bfloat16 or DeepSeek's own sizes alone
+        "VLLM_MLA_DISABLE": "1",  # plain attention instead: CPU kernels of latent attention take bfloat16, or DeepSeek's own sizes
     }
     command = [sys.executable, str(Path(__file__).with_name("vllm_drafts.py")), str(root / "job.json"), str(root / "out.json")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500)
