@@ -117,7 +117,8 @@ class DflashHead(nn.Module):
         return self.embed_tokens[ids].to(self.fc.weight.dtype)
 
     def logits(self, state: Tensor) -> Tensor:
-        """Normed states [n, H] → draft logits [n, D], up to the target's own scale."""
+        """Normed states [n, H] → draft logits [n, D]. A target's logit scale or soft-cap is for the states to learn: vLLM applies none
+        here (no `logit_scale` is exported)."""
         return nn.functional.linear(state, self.lm_head.to(state.dtype))
 
     def denoise(self, feature: Tensor, tokens: Tensor, positions: Tensor, starts: Tensor, rows: Tensor, slots: int) -> Tensor:

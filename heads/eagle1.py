@@ -46,11 +46,15 @@ class Eagle1Layer(DraftLayer):
 
 
 class Eagle1Head(AutoregressiveHead):
-    """The draft head. Embedding and LM head are borrowed from the target, frozen, and in no checkpoint or export."""
+    """The draft head. Embedding and LM head are borrowed from the target, frozen, and in no checkpoint or export.
+
+    Its states imitate the target's, so their logits take the target's own scale (Cohere, Granite), in training, here and in vLLM.
+    """
 
     lm_head: Tensor  # [V, H]
 
     def __init__(self, block: Eagle1Block, target: TargetParts, vocab: DraftVocab):
+        """Raises TargetError where no constant scale makes logits of such states: a soft-cap, or an LM head with a bias."""
         own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
         config = draft_llama_config(target.config, block.num_layers, **{key: value for key, value in own.items() if value is not None})
         layers: list[DraftLayer] = [Eagle1Layer(config, i == 0) for i in range(block.num_layers)]
@@ -58,6 +62,7 @@ class Eagle1Head(AutoregressiveHead):
         self.trained_vocab = vocab  # what training compares; drafts are over all tokens
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.register_buffer("lm_head", target.lm_head, persistent=False)
+        self.logit_scale = target.logit_scale()
         self.reset_projections()
 
     # ---- what is EAGLE-1 about drafting (the rest: heads/autoregressive.py) ------------------------------------
@@ -75,14 +80,15 @@ class Eagle1Head(AutoregressiveHead):
         return state.detach()
 
     def logits(self, state: Tensor) -> Tensor:
-        """States [n, H] → draft logits [n, V], up to the target's own scale."""
-        return nn.functional.linear(state, self.lm_head.to(state.dtype))
+        """States [n, H] → draft logits [n, V]."""
+        return nn.functional.linear(state, self.lm_head.to(state.dtype)) * self.logit_scale
 
     # ---- export: what vLLM reads (VLLM_FORMATS §1) ------------------------------------------------------------
 
     def served_config(self) -> dict:
-        """config.json; vLLM turns the architecture into EagleLlamaForCausalLM."""
-        return self.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+        """config.json; vLLM turns the architecture into EagleLlamaForCausalLM, and takes a missing `logit_scale` for 1."""
+        scale = {"logit_scale": self.logit_scale} if self.logit_scale != 1 else {}
+        return self.config.to_dict() | {"architectures": ["LlamaForCausalLM"]} | scale
 
     def served_tensors(self) -> dict[str, Tensor]:
         """Our parameters: their names are the served ones."""

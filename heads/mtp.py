@@ -141,7 +141,7 @@ class MtpHead(AutoregressiveHead):
         return state
 
     def logits(self, state: Tensor) -> Tensor:
-        """States [n, H] → draft logits [n, V], up to the target's own scale."""
+        """States [n, H] → draft logits [n, V]. A target's logit scale or soft-cap is for the states to learn: vLLM applies none here."""
         return nn.functional.linear(state, self.lm_head.to(state.dtype))
 
     def rollout(self, feature: Tensor, tokens: list[Tensor], positions: Tensor, starts: Tensor, rows: list[Tensor]) -> list[Tensor]:

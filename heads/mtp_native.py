@@ -207,7 +207,7 @@ class MtpNativeHead(AutoregressiveHead):
         return self.final_norm(state)
 
     def logits(self, state: Tensor) -> Tensor:
-        """States [n, H] → draft logits [n, V], up to the target's own scale."""
+        """States [n, H] → draft logits [n, V]; none of these families has a logit scale or a soft-cap."""
         return F.linear(self.normed(state), self.lm_head.to(state.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:

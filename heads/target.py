@@ -97,7 +97,7 @@ class TargetParts:
             raise TargetError(
                 f"{self.path} has {what}, and this method compares states through the target's LM head; train an EAGLE-3 head"
             )
-        return float(self.scale_logits(torch.ones(())))
+        return float(self.scale_logits(torch.ones((), device="cpu")))  # not on a meta device
 
     def norm_weight(self) -> Tensor:
         """[H] the final norm as a plain RMSNorm's weight (Gemma's 1 + w included); ones where it is another kind of norm."""

@@ -40,7 +40,6 @@ class Eagle1Objective(nn.Module):
     def __init__(self, head: Eagle1Head, target: TargetParts, objective: Eagle1Block):
         super().__init__()
         self.head, self.objective = head, objective
-        self.logit_scale = target.logit_scale()
         self.compared = Compared(head.trained_vocab, target)
 
     def forward(self, batch: Batch) -> Output:
@@ -57,7 +56,7 @@ class Eagle1Objective(nn.Module):
         rows = [weight.nonzero()[:, 0] for weight in weights]
         states = [state[weights[i][needed[i]]] for i, state in enumerate(rolled)]
         pairs = Depths(batch, rows, self.compared.draft_ids())
-        scaled = [state * self.logit_scale for state in states]
+        scaled = [state * head.logit_scale for state in states]
         ones = [torch.ones(len(row), device=row.device) for row in rows]
         compared = pairs.compare(scaled, ones, self.compared.draft_head(head.lm_head), self._compare)
         imitation = [

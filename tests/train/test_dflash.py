@@ -111,6 +111,20 @@ def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, settings, 
     assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
 
 
+@pytest.mark.parametrize("change", [{"logit_scale": 0.25}, {"final_logit_softcapping": 5.0}], ids=str)
+def test_drafts_are_tempered_as_they_were_trained(small_target, packed_batch, change):
+    """The target's scale or soft-cap is in p alone: q of real drafts is, unscaled, what training compares with p, as vLLM drafts."""
+    small_target.config.update(change)
+    objective, batch, total = make(small_target, vocab_size=30, loss="kl").eval(), packed_batch((3, 6)), 0.0
+    with torch.no_grad():
+        p = small_target.logits(batch.last_hidden, objective.head.draft_ids).softmax(-1)
+        for t in shift.draft_weight(batch.loss_mask, batch.document, 0).nonzero()[:, 0].tolist():
+            label = int(objective.to_draft[batch.input_ids[t + 2]]) if t + 2 < len(p) else 0
+            log_q = real_drafts(objective, batch, t)[0].log_softmax(-1)
+            total += float((p[t + 1] * (p[t + 1].log() - log_q)).sum()) * (label >= 0)
+        assert float(objective(batch).depth_loss[0]) == pytest.approx(total, rel=1e-3)
+
+
 def test_dpace_weights_are_suffix_sums():
     """METHODS §9.2: w_j = sum over m >= j of prod over i <= m of (1 - alpha) q_i + alpha; slots past the end count nothing."""
     q, asked = torch.tensor([[0.5, 0.2, 0.8]]), torch.tensor([[True, True, False]])

@@ -168,10 +168,29 @@ def test_short_rows_and_nothing_supervised(small_target, packed_batch, documents
 def test_a_target_with_a_soft_cap_is_refused(small_target):
     """PEERS §4.4: losses through the target's LM head know no soft-cap; a logit scale they do."""
     small_target.config.logit_scale = 0.25
-    assert make(small_target).logit_scale == 0.25
+    assert make(small_target).head.logit_scale == 0.25
     small_target.config.final_logit_softcapping = 30.0
     with pytest.raises(TargetError, match="logit soft-cap of 30.0"):
         make(small_target)
+
+
+def test_drafts_are_tempered_as_they_were_trained(small_target, packed_batch):
+    """With a logit scale, q of real drafts is what training compares with the target's p, and the export tells vLLM the scale."""
+    small_target.config.logit_scale = 0.25
+    objective, batch = make(small_target, feature_weight=0, logit_weight=1).eval(), packed_batch((3, 6))
+    head, p, total = objective.head, small_target.logits(batch.last_hidden).softmax(-1), 0.0
+    for t in shift.label_weight(batch.loss_mask, batch.document, 0).nonzero()[:, 0].tolist():
+        seen, cache, eaten = [], head.new_cache(), shift.draft_inputs(batch.input_ids, 0)[: t + 1]
+        head.propose(
+            {LAST_HIDDEN: batch.last_hidden[: t + 1]}, eaten, batch.positions[: t + 1], cache, 1,
+            lambda logits, seen=seen: seen.append(logits[0]) or logits.argmax(-1),
+        )  # fmt: skip
+        log_q = seen[0].log_softmax(-1)
+        total += float((p[t + 1] * (p[t + 1].log() - log_q)).sum())
+    assert float(objective(batch).depth_loss[0]) == pytest.approx(total, rel=1e-4)
+    assert head.served_config()["logit_scale"] == 0.25
+    small_target.config.logit_scale = None
+    assert "logit_scale" not in make(small_target).head.served_config()
 
 
 @pytest.mark.parametrize("settings", [{}, HASS], ids=str)

@@ -90,6 +90,20 @@ def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, fiel
     assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
 
 
+@pytest.mark.parametrize("change", [{"logit_scale": 0.25}, {"final_logit_softcapping": 5.0}], ids=str)
+def test_drafts_are_tempered_as_they_were_trained(small_target, packed_batch, change):
+    """The target's scale or soft-cap is in p alone: q of real drafts is, unscaled, what training compares with p, as vLLM drafts."""
+    small_target.config.update(change)
+    objective, batch, total = make(small_target, depths=2, settings={"step_decay": 1.0}).eval(), packed_batch((3, 6)), 0.0
+    with torch.no_grad():
+        p = small_target.logits(batch.last_hidden).softmax(-1)
+        for i in range(2):
+            for t in shift.draft_weight(batch.loss_mask, batch.document, i).nonzero()[:, 0].tolist():
+                log_q = real_drafts(objective, batch, t, i + 1)[i].log_softmax(-1)
+                total += float((p[t + 1 + i] * (p[t + 1 + i].log() - log_q)).sum()) / 2
+        assert float(objective(batch).loss_sum) == pytest.approx(total, rel=1e-3)
+
+
 def test_frequent_tokens_in_training_only(small_target, packed_batch):
     """`head.draft_vocab_size`: training compares the frequent tokens, rare labels are misses; drafts and validation are over all."""
     frequent = DraftVocab(torch.arange(30), 50)
