@@ -21,7 +21,7 @@ from data_prep.manifest import (
 )
 from data_prep.progress import Progress
 from recipes.errors import FeatureError, RecipeError
-from recipes.methods import check_layers
+from recipes.head_blocks import check_layers
 from recipes.schema import Recipe
 
 

@@ -21,7 +21,7 @@ from heads.cache import DraftCache, cached_attention
 from heads.layers import Attention, RMSNorm, Rotary, SwiGLU, document_attention
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
-from recipes.methods import HeadBlock
+from recipes.head_blocks import HeadBlock
 
 Choose = Callable[[Tensor], Tensor]  # draft logits [n, D] → draft ids [n]
 

@@ -33,7 +33,7 @@ from heads.peagle import check_mask_token
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
-from recipes.methods import DflashHead as DflashBlock
+from recipes.head_blocks import DflashHead as DflashBlock
 
 
 class DflashAttention(Attention):

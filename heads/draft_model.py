@@ -36,7 +36,7 @@ from heads.packed import PACKED, Packed, check_packable
 from heads.target import TargetParts, TensorFiles
 from heads.vocab import DraftVocab
 from recipes.errors import TargetError
-from recipes.methods import DraftModelHead as DraftModelBlock
+from recipes.head_blocks import DraftModelHead as DraftModelBlock
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 VOCAB_TENSORS = ("embed_tokens.weight", "lm_head.weight")  # ends of the names of tensors with a row a token

@@ -30,7 +30,7 @@ from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import ExportError
-from recipes.methods import Eagle1Head as Eagle1Block
+from recipes.head_blocks import Eagle1Head as Eagle1Block
 
 
 class Eagle1Layer(DraftLayer):

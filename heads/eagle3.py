@@ -26,7 +26,7 @@ from heads.layers import RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
-from recipes.methods import Eagle3Head as Eagle3Block
+from recipes.head_blocks import Eagle3Head as Eagle3Block
 
 
 class Eagle3Layer(DraftLayer):

@@ -28,7 +28,7 @@ from heads.exported import copy_tensors, rename_tensors, same_values
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import MedusaHead as MedusaBlock
+from recipes.head_blocks import MedusaHead as MedusaBlock
 
 
 class ResidualBlocks(nn.Module):

@@ -38,7 +38,7 @@ from heads.layers import RMSNorm, document_attention, draft_llama_config, rope_p
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import RecipeError
-from recipes.methods import MtpHead as MtpBlock
+from recipes.head_blocks import MtpHead as MtpBlock
 
 REWRITABLE = ("llama", "qwen2")  # families whose layers are MiMo's once biases are there
 

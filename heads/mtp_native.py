@@ -39,7 +39,7 @@ from heads.layers import document_attention
 from heads.target import TargetParts, TensorFiles
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError, TargetError
-from recipes.methods import MtpNativeHead as MtpNativeBlock
+from recipes.head_blocks import MtpNativeHead as MtpNativeBlock
 
 ATTENTION = "headstart_draft"  # our name in transformers' attention interface
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries [n, A, d], keys [n, G, d], values [n, G, e] → [n, A, e]

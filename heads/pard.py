@@ -34,7 +34,7 @@ from heads.peagle import check_mask_token
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
-from recipes.methods import PardHead as PardBlock
+from recipes.head_blocks import PardHead as PardBlock
 
 PROJECTION_FILES = ("pard2/target_proj.safetensors", "warp_model.bin")  # ours, beside what a server loads; the published one
 

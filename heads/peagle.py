@@ -25,7 +25,7 @@ from heads.eagle3 import Eagle3Head
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
-from recipes.methods import PeagleHead as PeagleBlock
+from recipes.head_blocks import PeagleHead as PeagleBlock
 
 
 class PeagleHead(Eagle3Head):

@@ -9,7 +9,8 @@ import inspect
 import re
 
 from recipes import schema
-from recipes.methods import METHODS, Block
+from recipes.blocks import Block
+from recipes.methods import METHODS
 
 BLOCKS = [
     ("", schema.Recipe),
@@ -44,7 +45,7 @@ def table(path: str, block: type[Block]) -> str:
         "|---|---|---|---|",
     ]
     for name, field in block.model_fields.items():
-        kind = str(field.annotation).replace("typing.", "").replace("recipes.schema.", "").replace("recipes.methods.", "")
+        kind = str(field.annotation).replace("typing.", "").replace("recipes.schema.", "").replace("recipes.head_blocks.", "")
         kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
         kind = re.sub(r"Annotated\[(\w+), [^\]]*\)\]", r"\1", kind)
         default = "required" if field.is_required() else f"`{field.default!r}`" if not isinstance(field.default, Block) else ""

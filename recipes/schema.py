@@ -3,7 +3,7 @@
     recipe = load_recipe("recipes/debug/eagle3.yaml", ["train.max_steps=20", "head.unroll_steps=2"])
 
 Strict: an unknown key fails naming the closest known one; contradictory keys fail naming both and their values.
-Defaults live only in the models below (and, for `head:` and `objective:`, in `recipes/methods.py`).
+Defaults live only in the models below (and, for `head:` and `objective:`, in `recipes/head_blocks.py` and `recipes/objective_blocks.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
 
+from recipes.blocks import Block, Share
 from recipes.errors import RecipeError
-from recipes.methods import METHODS, Block, HeadBlock, Share
+from recipes.head_blocks import HeadBlock
+from recipes.methods import METHODS
 
 
 class Target(Block):

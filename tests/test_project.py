@@ -91,6 +91,11 @@ def test_no_file_hides_a_standard_module():
     assert not [name for name in SOURCES if set(Path(name).with_suffix("").parts[1:]) & sys.stdlib_module_names]
 
 
+def test_files_are_short():
+    """One job a file: where one reaches 400 lines, it has two."""
+    assert not [(name, count) for name, source in SOURCES.items() if (count := len(source.splitlines())) >= 400]
+
+
 def test_every_package_is_installed_with_its_data():
     with open(ROOT / "pyproject.toml", "rb") as f:
         project = tomllib.load(f)["tool"]["setuptools"]

@@ -21,7 +21,7 @@ from heads import shift
 from heads.dflash import DflashHead
 from heads.layers import document_starts
 from heads.target import TargetParts
-from recipes.methods import DflashObjective as DflashBlock
+from recipes.objective_blocks import DflashObjective as DflashBlock
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.losses import HeadLoss
 from train.objective import Output

@@ -17,7 +17,7 @@ from heads import shift
 from heads.draft_model import DraftModelHead
 from heads.packed import Packed
 from heads.target import TargetParts
-from recipes.methods import DraftModelObjective as DraftModelBlock
+from recipes.objective_blocks import DraftModelObjective as DraftModelBlock
 from train.depths import Compared, Depths
 from train.objective import Output
 from train.packing import Batch

@@ -24,7 +24,7 @@ from heads import LAST_HIDDEN, shift
 from heads.eagle1 import Eagle1Head
 from heads.layers import document_starts
 from heads.target import TargetParts
-from recipes.methods import Eagle1Objective as Eagle1Block
+from recipes.objective_blocks import Eagle1Objective as Eagle1Block
 from train.depths import Compared, Depths
 from train.losses import HeadLoss, Teacher, compare_kl
 from train.objective import Output

@@ -15,7 +15,7 @@ from heads import shift
 from heads.eagle3 import Eagle3Head
 from heads.layers import document_starts
 from heads.target import TargetParts
-from recipes.methods import DistributionObjective
+from recipes.objective_blocks import DistributionObjective
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
 from train.packing import Batch

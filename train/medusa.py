@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from heads import shift
 from heads.medusa import MedusaHead
 from heads.target import TargetParts
-from recipes.methods import MedusaObjective as MedusaBlock
+from recipes.objective_blocks import MedusaObjective as MedusaBlock
 from train.depths import Compared, Depths
 from train.objective import Output
 from train.packing import Batch

@@ -30,7 +30,7 @@ from heads import shift
 from heads.medusa import MedusaHead
 from heads.target import TargetParts, TensorFiles, load_target_model, read_target
 from recipes.errors import ExportError, RecipeError, TargetError
-from recipes.methods import Medusa2Objective as Medusa2Block
+from recipes.objective_blocks import Medusa2Objective as Medusa2Block
 from recipes.schema import Recipe
 from train.depths import Compared
 from train.export import export_head

@@ -17,7 +17,7 @@ from heads.layers import document_starts
 from heads.mtp import MtpHead
 from heads.mtp_native import MtpNativeHead
 from heads.target import TargetParts
-from recipes.methods import MtpObjective as MtpBlock
+from recipes.objective_blocks import MtpObjective as MtpBlock
 from train.depths import Compared, Depths
 from train.objective import Output
 from train.packing import Batch

@@ -20,7 +20,7 @@ from heads import LAST_HIDDEN, shift
 from heads.pard import PardHead
 from heads.target import TargetParts
 from recipes.errors import RecipeError
-from recipes.methods import PardObjective as PardBlock
+from recipes.objective_blocks import PardObjective as PardBlock
 from train.depths import Compared, Depths
 from train.losses import Teacher, plus_ce
 from train.objective import Output

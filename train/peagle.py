@@ -17,7 +17,7 @@ from heads import shift
 from heads.layers import document_starts
 from heads.peagle import PeagleHead
 from heads.target import TargetParts
-from recipes.methods import PeagleObjective as PeagleBlock
+from recipes.objective_blocks import PeagleObjective as PeagleBlock
 from train.depths import Depths, DraftHead, draft_ids_of
 from train.objective import Output
 from train.packing import Batch

@@ -13,7 +13,7 @@ from heads import head_class
 from heads.eagle3 import Eagle3Head
 from heads.target import TargetParts, load_target_model, read_target
 from heads.vocab import DraftVocab, build_draft_vocab
-from recipes.methods import Eagle3Head as Eagle3Block
+from recipes.head_blocks import Eagle3Head as Eagle3Block
 from recipes.schema import Recipe, Target, load_recipe
 from train.export import export_head
 

@@ -12,7 +12,7 @@ from heads.embedded import resolve_target
 from heads.target import load_target_model, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import TargetError
-from recipes.methods import MtpNativeHead as MtpNativeBlock
+from recipes.head_blocks import MtpNativeHead as MtpNativeBlock
 from recipes.schema import Target, load_recipe
 from tests.heads.native_targets import make_target
 

@@ -32,9 +32,9 @@ from heads.peagle import PeagleHead
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import EngineError, RecipeError
-from recipes.methods import Eagle3Head as Eagle3Block
-from recipes.methods import MedusaHead as MedusaBlock
-from recipes.methods import PeagleHead as PeagleBlock
+from recipes.head_blocks import Eagle3Head as Eagle3Block
+from recipes.head_blocks import MedusaHead as MedusaBlock
+from recipes.head_blocks import PeagleHead as PeagleBlock
 
 GREEDY = Settings(max_tokens=10, max_length=512)
 SAMPLED = Settings(max_tokens=10, max_length=512, temperature=0.7, top_k=20, top_p=0.9)

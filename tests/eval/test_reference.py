@@ -26,7 +26,7 @@ from heads.medusa import MedusaHead
 from heads.target import load_target_model, load_tokenizer, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
-from recipes.methods import MedusaHead as MedusaBlock
+from recipes.head_blocks import MedusaHead as MedusaBlock
 from recipes.schema import load_recipe
 
 Arguments = Callable[..., list[str]]

@@ -155,7 +155,7 @@ def test_whole_models_draft_through_their_own_propose(parts, model, prompts):
     """A draft model's rounds in the reference decoder, its first token included, are those of transformers' own model (B34)."""
     from heads.draft_model import DraftModelHead
     from heads.vocab import DraftVocab
-    from recipes.methods import DraftModelHead as Block
+    from recipes.head_blocks import DraftModelHead as Block
 
     head = DraftModelHead(Block(num_layers=2, keep_layers="spread"), parts, DraftVocab(torch.arange(260), 260)).eval()
     plain = type(model)(head.config.__class__(**head.architecture())).eval()

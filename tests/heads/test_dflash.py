@@ -9,8 +9,8 @@ from heads.exported import check_served, served_vocab
 from heads.layers import document_starts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import DflashHead as Block
-from recipes.methods import dflash_layers
+from recipes.head_blocks import DflashHead as Block
+from recipes.head_blocks import dflash_layers
 
 MASK = 49
 

@@ -16,7 +16,7 @@ from heads.packed import Packed, check_packable
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError, TargetError
-from recipes.methods import DraftModelHead as Block
+from recipes.head_blocks import DraftModelHead as Block
 from recipes.schema import Target
 
 V = 260

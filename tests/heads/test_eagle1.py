@@ -13,8 +13,8 @@ from heads.exported import check_served, read_tensors
 from heads.layers import document_starts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import Eagle1Head as Block
-from recipes.methods import Eagle1Objective as Settings
+from recipes.head_blocks import Eagle1Head as Block
+from recipes.objective_blocks import Eagle1Objective as Settings
 
 FULL = DraftVocab(torch.arange(50), 50)
 

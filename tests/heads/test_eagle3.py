@@ -10,7 +10,7 @@ from heads.layers import document_starts
 from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import Eagle3Head as Block
+from recipes.head_blocks import Eagle3Head as Block
 from recipes.schema import Target
 
 SWITCHES = [

@@ -12,8 +12,8 @@ from heads.exported import check_served, read_tensors
 from heads.medusa import MedusaHead
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import Medusa2Objective
-from recipes.methods import MedusaHead as Block
+from recipes.head_blocks import MedusaHead as Block
+from recipes.objective_blocks import Medusa2Objective
 from recipes.schema import load_recipe
 
 FULL = DraftVocab(torch.arange(50), 50)

@@ -11,7 +11,7 @@ from heads.mtp import MtpHead
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import MtpHead as Block
+from recipes.head_blocks import MtpHead as Block
 
 FULL = DraftVocab(torch.arange(50), 50)
 KINDS = [{"shared": True}, {"shared": False}, {"shared": True, "layout": "mimo"}]

@@ -13,8 +13,8 @@ from heads.mtp_native import MtpNativeHead
 from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError, TargetError
-from recipes.methods import MtpHead as MtpBlock
-from recipes.methods import MtpNativeHead as Block
+from recipes.head_blocks import MtpHead as MtpBlock
+from recipes.head_blocks import MtpNativeHead as Block
 from recipes.schema import Target
 from tests.heads.native_targets import CONFIGS, H, make_target, mtp_shapes
 

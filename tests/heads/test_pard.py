@@ -15,7 +15,7 @@ from heads.pard import PROJECTION_FILES, PardHead
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
-from recipes.methods import PardHead as Block
+from recipes.head_blocks import PardHead as Block
 from recipes.schema import Target, load_recipe
 from tests.heads.test_draft_model import written
 

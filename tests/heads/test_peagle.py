@@ -9,7 +9,7 @@ from heads.layers import document_starts
 from heads.peagle import PeagleHead
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
-from recipes.methods import PeagleHead as Block
+from recipes.head_blocks import PeagleHead as Block
 
 MASK = 49
 SWITCHES = [

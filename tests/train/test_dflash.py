@@ -11,8 +11,8 @@ from heads.dflash import DflashHead
 from heads.target import load_target_model, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
-from recipes.methods import DflashHead as Block
-from recipes.methods import DflashObjective as Settings
+from recipes.head_blocks import DflashHead as Block
+from recipes.objective_blocks import DflashObjective as Settings
 from recipes.schema import Target
 from tests.train.stored import states_of
 from train.dflash import DflashObjective, dpace_weights

@@ -16,8 +16,8 @@ from heads.packed import Packed
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, TargetError
-from recipes.methods import DraftModelHead as Block
-from recipes.methods import DraftModelObjective as Settings
+from recipes.head_blocks import DraftModelHead as Block
+from recipes.objective_blocks import DraftModelObjective as Settings
 from recipes.schema import Target, load_recipe
 from tests.train.stored import stored_row
 from train.draft_model import DraftModelObjective

@@ -9,8 +9,8 @@ from heads.eagle1 import Eagle1Head
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import TargetError
-from recipes.methods import Eagle1Head as Block
-from recipes.methods import Eagle1Objective as Settings
+from recipes.head_blocks import Eagle1Head as Block
+from recipes.objective_blocks import Eagle1Objective as Settings
 from train import losses
 from train.eagle1 import VALIDATION_DEPTHS, Eagle1Objective, input_noise, kl_and_top_k
 from train.losses import Teacher

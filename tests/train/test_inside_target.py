@@ -13,7 +13,7 @@ from heads.mtp_native import MtpNativeHead
 from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
-from recipes.methods import MtpNativeHead as NativeBlock
+from recipes.head_blocks import MtpNativeHead as NativeBlock
 from recipes.schema import Target, load_recipe
 from tests.heads.native_targets import CONFIGS, H, make_target, mtp_shapes
 from tests.train.stored import stored_row

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from heads import LAST_HIDDEN, shift
 from heads.medusa import MedusaHead
 from heads.vocab import DraftVocab
-from recipes.methods import MedusaHead as Block
-from recipes.methods import MedusaObjective as Settings
+from recipes.head_blocks import MedusaHead as Block
+from recipes.objective_blocks import MedusaObjective as Settings
 from train.medusa import MedusaObjective
 from train.objective import simulate_chain
 

@@ -14,8 +14,8 @@ from heads.medusa import MedusaHead
 from heads.target import load_target_model, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, TargetError
-from recipes.methods import Medusa2Objective as Settings
-from recipes.methods import MedusaHead as Block
+from recipes.head_blocks import MedusaHead as Block
+from recipes.objective_blocks import Medusa2Objective as Settings
 from recipes.schema import Target, load_recipe
 from tests.train.stored import states_of
 from train.medusa2 import Medusa2Objective, heads_schedule, merged

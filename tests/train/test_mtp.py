@@ -8,8 +8,8 @@ from heads import LAST_HIDDEN, shift
 from heads.mtp import MtpHead
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
-from recipes.methods import MtpHead as Block
-from recipes.methods import MtpObjective as Settings
+from recipes.head_blocks import MtpHead as Block
+from recipes.objective_blocks import MtpObjective as Settings
 from recipes.schema import load_recipe
 from train.mtp import MtpObjective, depth_weights
 from train.objective import simulate_chain

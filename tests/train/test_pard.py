@@ -12,8 +12,8 @@ from heads.pard import PardHead
 from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import DataError, RecipeError
-from recipes.methods import PardHead as Block
-from recipes.methods import PardObjective as Settings
+from recipes.head_blocks import PardHead as Block
+from recipes.objective_blocks import PardObjective as Settings
 from recipes.schema import Target, load_recipe
 from tests.train.test_draft_model import document_of, packed
 from train.loop import check_mask_token

@@ -10,8 +10,8 @@ from heads import shift
 from heads.peagle import PeagleHead
 from heads.vocab import DraftVocab
 from recipes.errors import DataError
-from recipes.methods import PeagleHead as Block
-from recipes.methods import PeagleObjective as Settings
+from recipes.head_blocks import PeagleHead as Block
+from recipes.objective_blocks import PeagleObjective as Settings
 from recipes.schema import load_recipe
 from train.loop import check_mask_token
 from train.objective import simulate_chain
