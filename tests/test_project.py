@@ -92,8 +92,9 @@ def test_no_file_hides_a_standard_module():
 
 
 def test_files_are_short():
-    """One job a file: where one reaches 400 lines, it has two."""
-    assert not [(name, count) for name, source in SOURCES.items() if (count := len(source.splitlines())) >= 400]
+    """One job a file: where one reaches 400 lines, it has two. (data_prep/embedded/ holds prompts, not code.)"""
+    code = {name: source for name, source in SOURCES.items() if not name.startswith("data_prep/embedded/")}
+    assert not [(name, count) for name, source in code.items() if (count := len(source.splitlines())) >= 400]
 
 
 def test_every_package_is_installed_with_its_data():
