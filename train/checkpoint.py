@@ -26,6 +26,7 @@ FREE = {
         "eval_every",
         "save_every",
         "keep",
+        "threads",
         "trackers",
         "dir",
         "micro_batch_tokens",
