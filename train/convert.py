@@ -2,14 +2,16 @@
 
     python -m train.export --from FOLDER --recipe RECIPE [--output DIR]
 
-EAGLE-1 and EAGLE-3 (`fc`, `layers.0` or `midlayer`, d2t/t2d), Medusa legacy and new (`medusa_lm_head.pt`): the names are read
-by the heads' `load_served` (METHODS §14). A draft that is a whole model must come with its tokenizer, and PARD-2 with its
-projection (`load_extra`). The folder that comes out is also what `head.init_from` takes.
+EAGLE-1, EAGLE-3 and P-EAGLE (`fc`, `layers.0` or `midlayer`, d2t/t2d), Medusa legacy and new (`medusa_lm_head.pt`), DFlash: the
+names are read by the heads' `load_served` (METHODS §14). A draft that is a whole model (PARD, an independent draft) must come with
+its tokenizer, and PARD-2 with its projection (`load_extra`). What no tensor's shape tells (which layers are tapped, which token is
+the mask) is compared with the recipe. The folder that comes out is also what `head.init_from` takes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +20,17 @@ from transformers import LlamaConfig
 from data_prep.store import RowFeatures
 from heads import head_class
 from heads.exported import read_config, read_tensors, served_vocab
-from heads.protocol import WholeModel
+from heads.protocol import Head, WholeModel
 from heads.target import TargetParts, read_target
 from recipes.errors import ExportError
 from recipes.schema import Recipe
 from train.export import export_head
 
 DIMENSIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "hidden_act")
+LAYERS, MASK = "eagle_aux_hidden_state_layer_ids", "mask_token_id"
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "causal", "layer_types", "logit_scale")
+PARD2 = ("pard2_target_layers", "pard2_scale")
+MASK_KEYS = (MASK, "pard_token", "ptd_token_id")  # the order in which vLLM looks
 
 
 def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path:
@@ -33,21 +39,27 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
     A draft keeps the rotary embedding that its config.json describes, for it was trained with that one (METHODS §15.16).
 
     Raises:
-        ExportError: config.json disagrees with the head that the recipe describes, or a tensor is missing, unknown or there twice.
+        ExportError: config.json disagrees with the head that the recipe describes, a tensor is missing, unknown or there twice, or
+            the draft holds what our head has no place for.
         TargetError: the draft is a whole model without a tokenizer, or with another one than the target's.
     """
+    if (own_mask := published / "mask_embedding.pt").is_file():
+        raise ExportError(
+            f"{own_mask}: the draft has a mask embedding of its own, and this head takes the target's row of head.mask_token_id"
+        )
     target = read_target(recipe.target)
     tensors, config = read_tensors(published), read_config(published)
     block = recipe.head
     if hasattr(block, "rope"):
         theirs = LlamaConfig(**config)
         block = block.model_copy(update={"rope": theirs.rope_parameters})
-    head = head_class(recipe.method)(block, target, served_vocab(tensors, target.vocab_size))
-    ours = head.served_config()
-    for key in DIMENSIONS:
-        if key in config and key in ours and config[key] != ours[key]:
+    head: Head = head_class(recipe.method)(block, target, served_vocab(tensors, target.vocab_size))
+    ours = {"logit_scale": 1.0} | said_of(head.served_config())
+    for key, theirs in said_of(config).items():
+        if key in ours and theirs != ours[key]:
             raise ExportError(
-                f"{published / 'config.json'} says {key}={config[key]!r}, the recipe's head for this target has {ours[key]!r}"
+                f"{published / 'config.json'} says {key}={theirs!r}, the recipe's head for this target has {ours[key]!r}; set head.* to "
+                "what was trained"
             )
     head.load_served(tensors)
     if isinstance(head, WholeModel):
@@ -55,6 +67,23 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
     figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
     recipe = recipe.model_copy(update={"head": block})
     return export_head(recipe, head, target, RandomRows(target), figures, output or recipe.export_dir)
+
+
+def said_of(config: dict) -> dict[str, Any]:
+    """What a config.json says of a draft, ours or a published one, each under one name.
+
+    >>> said_of({"hidden_size": 64, "dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 9}})
+    {'hidden_size': 64, 'eagle_aux_hidden_state_layer_ids': [1, 3], 'mask_token_id': 9}
+    """
+    inner = (config.get("eagle_config") or {}) | (config.get("dflash_config") or {})
+    both = inner | config
+    said = {key: both[key] for key in (*DIMENSIONS, *SWITCHES, *PARD2) if both.get(key) is not None}
+    if both.get(LAYERS) is not None:
+        said[LAYERS] = both[LAYERS]
+    elif "target_layer_ids" in inner:  # layer outputs, counted from 0
+        said[LAYERS] = [layer + 1 for layer in inner["target_layer_ids"]]
+    masks = [side[key] for side in (inner, config) for key in MASK_KEYS if side.get(key) is not None]
+    return said | ({MASK: masks[0]} if masks else {})
 
 
 class RandomRows:
