@@ -79,7 +79,8 @@ class DflashHead(nn.Module):
         check_mask_token(block.mask_token_id, vocab.size)
         self.block, self.vocab = block, vocab
         self.max_drafts = block.max_depth
-        changes = {"intermediate_size": block.intermediate_size} if block.intermediate_size else {}
+        own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
+        changes = {key: value for key, value in own.items() if value is not None}
         self.config = draft_llama_config(target.config, block.num_layers, **changes)
         self.aux_layers = block.feature_layers(target.num_layers)
         H, eps = target.hidden_size, self.config.rms_norm_eps

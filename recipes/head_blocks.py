@@ -210,6 +210,7 @@ class DflashHead(HeadBlock):
     aux_layers: PositiveInt | list[int] = 5  # tapped layers, or how many, spread evenly as published
     draft_vocab_size: PositiveInt | None = None  # None: the target's whole vocabulary; the LM head stays the target's rows
     intermediate_size: PositiveInt | None = None  # None: the target's
+    rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
     @property
     def max_depth(self) -> int:

@@ -44,9 +44,7 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
         TargetError: the draft is a whole model without a tokenizer, or with another one than the target's.
     """
     if (own_mask := published / "mask_embedding.pt").is_file():
-        raise ExportError(
-            f"{own_mask}: the draft has a mask embedding of its own, and this head takes the target's row of head.mask_token_id"
-        )
+        raise ExportError(f"{own_mask}: the draft has a mask embedding of its own; this head takes the target's row of head.mask_token_id")
     target = read_target(recipe.target)
     tensors, config = read_tensors(published), read_config(published)
     block = recipe.head

@@ -1,5 +1,6 @@
 """`python -m train.export --from`: published drafts become our exports, and a start for fine-tuning."""
 
+import doctest
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, TargetError
 from recipes.schema import load_recipe
+from train import convert as convert_module
 from train.convert import convert
 from train.export import load_export_into, main
 
@@ -99,6 +101,55 @@ def test_medusa(tiny_target, tmp_path, legacy):
     same_drafts(head, convert(folder, recipe, tmp_path / "export"), target)
 
 
+def test_peagle(tiny_target, tmp_path):
+    """VLLM_FORMATS §5: EAGLE-3's layout, `mask_hidden` in any shape, and the mask token under its own key."""
+    recipe, target, head = trained("peagle", tiny_target)
+    published_eagle(
+        head, tmp_path / "published", lambda name: name.replace("layers.0.", "midlayer."), ptd_token_id=254, draft_vocab_size=128
+    )
+    file = tmp_path / "published" / "pytorch_model.bin"
+    tensors = torch.load(file, weights_only=True)
+    torch.save(tensors | {"mask_hidden": tensors["mask_hidden"].view(3, -1)}, file)
+    folder = convert(tmp_path / "published", recipe, tmp_path / "export")
+    same_drafts(head, folder, target, head.aux_layers)
+    assert json.loads((folder / "config.json").read_text())["ptd_token_id"] == 254
+
+
+def published_dflash(head, folder, **config):
+    """A DFlash draft as z-lab writes it: Qwen3's fields, layer outputs counted from 0, and the target's embedding in the file."""
+    extra = {"embed_tokens.weight": head.embed_tokens}
+    ours = head.served_config()
+    settings = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    settings |= {
+        "block_size": 5,
+        "num_target_layers": 4,
+        "rope_scaling": None,
+        "dflash_config": {"mask_token_id": 254, "target_layer_ids": [0, 1, 2]},
+    }
+    keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
+    folder.mkdir()
+    save_file({name: tensor.clone() for name, tensor in (head.served_tensors() | extra).items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({key: ours[key] for key in keys} | {"rope_theta": 777.0} | settings | config))
+    return folder
+
+
+@pytest.mark.parametrize("draft_vocab", [260, 128])
+def test_dflash(tiny_target, tmp_path, draft_vocab):
+    """VLLM_FORMATS §7, METHODS §15.16: no LM head or the target's rows of a draft vocabulary; the draft's own rope is kept."""
+    sizes = [] if draft_vocab == 260 else [f"head.draft_vocab_size={draft_vocab}"]
+    recipe, target, head = trained("dflash", tiny_target, "head.rope={rope_type: default, rope_theta: 777.0}", *sizes)
+    published = published_dflash(head, tmp_path / "published", draft_vocab_size=draft_vocab)
+    assert ("lm_head.weight" in load_file(published / "model.safetensors")) == (draft_vocab < 260)
+    plain = load_recipe("recipes/debug/dflash.yaml", [f"target.path={tiny_target}", *sizes])
+    folder = convert(published, plain, tmp_path / "export")
+    assert same_drafts(head, folder, target, head.aux_layers).head.rope["rope_theta"] == 777.0
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dflash_config"] == {"mask_token_id": 254, "target_layer_ids": [0, 1, 2], "causal": False}
+    (published / "mask_embedding.pt").touch()
+    with pytest.raises(ExportError, match="mask embedding of its own"):
+        convert(published, plain, tmp_path / "again")
+
+
 def published_model(head, folder):
     """A causal LM with its tokenizer; PARD-2's projection in a pickle beside it, as its authors write it."""
     folder.mkdir()
@@ -122,6 +173,47 @@ def test_pard2(tiny_target, tmp_path):
     (tmp_path / "published" / PROJECTION_FILES[1]).unlink()
     with pytest.raises(ExportError, match="without its projection"):
         convert(tmp_path / "published", recipe, tmp_path / "again")
+
+
+def test_pard(tiny_target, tmp_path):
+    """VLLM_FORMATS §4: an ordinary model with `pard_token`; the buffers that old checkpoints hold are left out."""
+    _, target, head = trained("pard", tiny_target, "head.num_layers=3")
+    published = published_model(head, tmp_path / "published")
+    tensors, config = load_file(published / "model.safetensors"), json.loads((published / "config.json").read_text())
+    assert config["pard_token"] == 254
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, published / "model.safetensors", {"format": "pt"})
+    settings = [f"target.path={tiny_target}", "head.num_layers=null", "head.keep_layers=first", f"head.init_from={published}"]
+    folder = convert(published, load_recipe("recipes/debug/pard.yaml", settings), tmp_path / "export")
+    same_drafts(head, folder, target)
+    assert json.loads((folder / "config.json").read_text())["pard_token"] == 254
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "message"),
+    [
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}, r"hidden_state_layer_ids=\[0, 2, 3\], .* has \[1, 2, 3\]"),
+        ("eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}}, r"hidden_state_layer_ids=\[0, 2, 3\]"),
+        ("eagle3", {"norm_before_residual": True}, "norm_before_residual=True, .* has False"),
+        ("eagle3", {"logit_scale": 0.5}, r"logit_scale=0\.5, .* has 1\.0"),
+        ("peagle", {"ptd_token_id": 253}, "mask_token_id=253, .* has 254"),
+        ("dflash", {"dflash_config": {"mask_token_id": 254, "target_layer_ids": [0, 1, 3]}}, r"layer_ids=\[1, 2, 4\], .* has \[1, 2, 3\]"),
+        ("dflash", {"dflash_config": {"mask_token_id": 253, "target_layer_ids": [0, 1, 2]}}, "mask_token_id=253, .* has 254"),
+        ("dflash", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types="),
+    ],
+    ids=str,
+)
+def test_what_no_shape_tells(tiny_target, tmp_path, method, said, message):
+    """METHODS §15.14: tensors fit, and the draft would accept next to nothing."""
+    recipe, _, head = trained(method, tiny_target)
+    (published_dflash if method == "dflash" else published_eagle)(head, tmp_path / "published", **said)
+    with pytest.raises(ExportError, match=message):
+        convert(tmp_path / "published", recipe, tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+def test_worked_examples():
+    failed, run = doctest.testmod(convert_module)
+    assert failed == 0 and run > 0
 
 
 def test_draft_model(tiny_target, tmp_path):
