@@ -45,7 +45,13 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         key = (run["method"], run["k"], run["temperature"], run["concurrency"])
         own = training if run["method"] not in ("ngram", "suffix") else {}
-        head = {"report": report["name"], "engine": report["engine"], "method": run["method"], "k": run["k"], "temperature": run["temperature"]}
+        head = {
+            "report": report["name"],
+            "engine": report["engine"],
+            "method": run["method"],
+            "k": run["k"],
+            "temperature": run["temperature"],
+        }
         rows.setdefault(key, head | {"cells": {}, "training": own})["cells"][run["prompts"]] = run
     return list(rows.values())
 

@@ -28,7 +28,7 @@ from heads import shift
 from heads.autoregressive import Choose, DraftLayer
 from heads.cache import DraftCache, cached_attention
 from heads.exported import copy_tensors, same_values
-from heads.layers import Attention, RMSNorm, Rotary, document_attention, draft_llama_config, rotate
+from heads.layers import Attention, Linear, RMSNorm, Rotary, document_attention, draft_llama_config, rotate
 from heads.peagle import check_mask_token
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
@@ -84,7 +84,7 @@ class DflashHead(nn.Module):
         self.config = draft_llama_config(target.config, block.num_layers, **changes)
         self.aux_layers = block.feature_layers(target.num_layers)
         H, eps = target.hidden_size, self.config.rms_norm_eps
-        self.fc = nn.Linear(len(self.aux_layers) * H, H, bias=False)
+        self.fc = Linear(len(self.aux_layers) * H, H, bias=False)
         self.hidden_norm = RMSNorm(H, eps)
         self.layers = nn.ModuleList(DflashLayer(self.config) for _ in range(block.num_layers))
         self.norm = RMSNorm(H, eps)

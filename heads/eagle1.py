@@ -26,7 +26,7 @@ from transformers import LlamaConfig
 from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead, DraftLayer
 from heads.exported import copy_tensors, same_values
-from heads.layers import RMSNorm, draft_llama_config
+from heads.layers import Linear, RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import ExportError
@@ -60,7 +60,7 @@ class Eagle1Head(AutoregressiveHead):
         layers: list[DraftLayer] = [Eagle1Layer(config, i == 0) for i in range(block.num_layers)]
         super().__init__(block, target, whole_vocab(vocab), config, layers)
         self.trained_vocab = vocab  # what training compares; drafts are over all tokens
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.register_buffer("lm_head", target.lm_head, persistent=False)
         self.logit_scale = target.logit_scale()
         self.reset_projections()

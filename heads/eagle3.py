@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 
 from heads.autoregressive import AutoregressiveHead, DraftLayer
 from heads.exported import copy_tensors, rename_tensors
-from heads.layers import RMSNorm, draft_llama_config
+from heads.layers import Linear, RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError
@@ -63,7 +63,7 @@ class Eagle3Head(AutoregressiveHead):
         H, eps, A = target.hidden_size, self.config.rms_norm_eps, len(self.aux_layers)
         self.input_norm = RMSNorm(A * H, eps) if block.norm_before_fc else None
         self.fc_norm = nn.ModuleList(RMSNorm(H, eps) for _ in range(A)) if block.fc_norm else None
-        self.fc = nn.Linear(A * H, H, bias=False)
+        self.fc = Linear(A * H, H, bias=False)
         self.norm = RMSNorm(H, eps)
         self.lm_head = nn.Linear(H, len(vocab.ids), bias=False)
         self.reset(target)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+ROWS = 128  # bfloat16 products on a CPU have a multiple of so many rows
 ATTENTION_CHUNK_ROWS = 256  # query rows whose scores are held at once; bounds memory at A * 256 * document length
 
 
@@ -97,14 +98,33 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
+def whole_rows(x: Tensor) -> Tensor:
+    """[n, …] with zero rows added up to a multiple of `ROWS`, for bfloat16 products on a CPU; anything else as it is.
+
+    oneDNN compiles a kernel for each shape of such a product and keeps a thousand of them. Rows that carry a loss are a different
+    number in every batch, so half of a training step would go into compiling.
+    """
+    bf16 = x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")
+    if x.ndim == 2 and x.device.type == "cpu" and bf16 and (missing := -len(x) % ROWS):
+        return F.pad(x, (0, 0, 0, missing))
+    return x
+
+
+class Linear(nn.Linear):
+    """nn.Linear over `whole_rows`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(whole_rows(input))[: len(input)]
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, size: int, intermediate: int):
         super().__init__()
-        self.gate_proj = nn.Linear(size, intermediate, bias=False)
-        self.up_proj = nn.Linear(size, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, size, bias=False)
+        self.gate_proj = Linear(size, intermediate, bias=False)
+        self.up_proj = Linear(size, intermediate, bias=False)
+        self.down_proj = Linear(intermediate, size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -118,10 +138,10 @@ class Attention(nn.Module):
         assert config.num_key_value_heads is not None and config.head_dim is not None, "draft_llama_config sets both"
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         bias = config.attention_bias
-        self.q_proj = nn.Linear(input_size, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(input_size, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(input_size, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.q_proj = Linear(input_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(input_size, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(input_size, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
 
     def query(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[R, input] → rotated queries [R, A, d]."""
@@ -205,25 +225,29 @@ class _DocumentAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, dk, dv, rows, spans, hidden):
-        k, v, dk, dv = (t.to(q.dtype) for t in (k, v, dk, dv))
-        groups = k.shape[1]
-        q5 = q.unflatten(1, (groups, -1))  # [R, G, A/G, d]
+        # On a CPU in float32: documents have all lengths, and oneDNN would compile a kernel for each (see `Linear`).
+        given = q.dtype
+        compute = torch.float32 if q.device.type == "cpu" and given == torch.bfloat16 else given
+        q, k, v, dk, dv = (t.to(compute) for t in (q, k, v, dk, dv))
+        q5 = q.unflatten(1, (k.shape[1], -1))  # [R, G, A/G, d]
         out = torch.empty_like(q5)
         lse = q.new_empty(q5.shape[:3], dtype=_wide(q))
         scale = q.shape[-1] ** -0.5
-        for a, b, lo, hi in spans:
-            scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, scale, None if hidden is None else hidden[a:b])
-            peak = scores.amax(-1, keepdim=True)
-            if own.shape[-1]:
-                peak = torch.maximum(peak, own.amax(-1, keepdim=True))
-            p, p_own = scores.sub_(peak).exp_(), own.sub_(peak).exp_()
-            total = p.sum(-1, keepdim=True) + p_own.sum(-1, keepdim=True)
-            mixed = torch.einsum("garl,lgd->rgad", p.to(v.dtype), v[lo:hi]) + torch.einsum("garj,rjgd->rgad", p_own.to(v.dtype), dv[a:b])
-            out[a:b] = mixed / total.permute(2, 0, 1, 3).to(mixed.dtype)
-            lse[a:b] = (peak + total.log()).squeeze(-1).permute(2, 0, 1)
+        with torch.autocast(q.device.type, enabled=False):
+            for a, b, lo, hi in spans:
+                scores, own = _scores(q5[a:b], k[lo:hi], dk[a:b], rows[a:b], lo, scale, None if hidden is None else hidden[a:b])
+                peak = scores.amax(-1, keepdim=True)
+                if own.shape[-1]:
+                    peak = torch.maximum(peak, own.amax(-1, keepdim=True))
+                p, p_own = scores.sub_(peak).exp_(), own.sub_(peak).exp_()
+                total = p.sum(-1, keepdim=True) + p_own.sum(-1, keepdim=True)
+                mixed = torch.einsum("garl,lgd->rgad", p.to(v.dtype), v[lo:hi])
+                mixed = mixed + torch.einsum("garj,rjgd->rgad", p_own.to(v.dtype), dv[a:b])
+                out[a:b] = mixed / total.permute(2, 0, 1, 3).to(mixed.dtype)
+                lse[a:b] = (peak + total.log()).squeeze(-1).permute(2, 0, 1)
         ctx.save_for_backward(q5, k, v, dk, dv, rows, out, lse, hidden)
         ctx.spans, ctx.scale = spans, scale
-        return out.flatten(1, 2)
+        return out.flatten(1, 2).to(given)
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[override]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from heads import LAST_HIDDEN
 from heads.cache import DraftCache
 from heads.exported import copy_tensors, rename_tensors, same_values
+from heads.layers import Linear
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import ExportError, RecipeError
@@ -36,7 +37,7 @@ class ResidualBlocks(nn.Module):
 
     def __init__(self, size: int, count: int):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(count))
+        self.layers = nn.ModuleList(Linear(size, size) for _ in range(count))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 

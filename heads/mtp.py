@@ -34,7 +34,7 @@ from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead, Choose, DraftLayer
 from heads.cache import DraftCache, cached_attention
 from heads.exported import copy_tensors
-from heads.layers import RMSNorm, document_attention, draft_llama_config, rope_parameters
+from heads.layers import Linear, RMSNorm, document_attention, draft_llama_config, rope_parameters
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
 from recipes.errors import RecipeError
@@ -51,7 +51,7 @@ class MtpModule(DraftLayer):
         super().__init__(config, H)
         self.hidden_layernorm = RMSNorm(H, eps)
         self.token_layernorm = RMSNorm(H, eps)
-        self.input_proj = nn.Linear(2 * H, H, bias=False)
+        self.input_proj = Linear(2 * H, H, bias=False)
         self.input_layernorm = RMSNorm(H, eps)
         self.final_layernorm = RMSNorm(H, eps)
 

@@ -35,7 +35,7 @@ from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead
 from heads.cache import DraftCache, cached_attention
 from heads.exported import copy_tensors
-from heads.layers import document_attention
+from heads.layers import Linear, document_attention
 from heads.target import TargetParts, TensorFiles
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError, TargetError
@@ -124,7 +124,7 @@ class MtpNativeHead(AutoregressiveHead):
         norm = type(target.norm)
         eps = self.config.rms_norm_eps
         self.embedding_norm, self.hidden_norm, self.final_norm = (norm(H, eps=eps) for _ in range(3))
-        self.projection = nn.Linear(2 * H, H, bias=False)
+        self.projection = Linear(2 * H, H, bias=False)
         self.layers = nn.ModuleList([getattr(code, family.layer)(self.config, int(self._named(family.index)))])
         self.rotary = getattr(code, family.rotary)(self.config)
         self.register_buffer("embed_tokens", target.embed_tokens, persistent=False)

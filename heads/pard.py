@@ -29,6 +29,7 @@ from heads import LAST_HIDDEN
 from heads.autoregressive import Choose
 from heads.draft_model import DraftModelHead, entry_positions
 from heads.exported import copy_tensors, read_config
+from heads.layers import Linear
 from heads.packed import Packed
 from heads.peagle import check_mask_token
 from heads.target import TargetParts
@@ -55,7 +56,7 @@ class PardHead(DraftModelHead):
         self.target_layers: list[int] | None = None  # as they are concatenated
         if block.aux_layers is not None:
             self.target_layers = [LAST_HIDDEN, *reversed(block.feature_layers(target.num_layers))]
-            self.target_proj = nn.Linear(len(self.target_layers) * target.hidden_size, self.config.hidden_size, bias=False)
+            self.target_proj = Linear(len(self.target_layers) * target.hidden_size, self.config.hidden_size, bias=False)
             nn.init.normal_(self.target_proj.weight, std=self.config.initializer_range)
         self.num_target_layers = target.num_layers
 

@@ -155,6 +155,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     precision = "bf16" if in_bf16(cfg.precision) else "no"
     accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir))
     if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
+        torch.set_flush_denormal(True)  # a CPU multiplies probabilities below 1e-38 many times more slowly, and they change nothing
         torch.set_num_threads(cfg.threads or max(1, usable_cores() // accelerator.num_processes))
     set_seed(cfg.seed)
     checkpoint.check_same_recipe(run_dir, recipe)

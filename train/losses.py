@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heads.layers import whole_rows
 from heads.target import TargetParts
 
 CHUNK_LOGITS = 1 << 21  # logits held at once (rows of a chunk x D): 8 MB in float32, about a core's second-level cache
@@ -44,7 +45,8 @@ class Teacher:
 
     def draft_logits(self, chunk: Tensor) -> Tensor:
         """Target logits [u, D] over the draft vocabulary of teacher rows `chunk`."""
-        return self.target.scale_logits(F.linear(self.last_hidden[chunk].to(self.rows.dtype), self.rows)).float()
+        hidden = whole_rows(self.last_hidden[chunk].to(self.rows.dtype))
+        return self.target.scale_logits(F.linear(hidden, self.rows)[: len(chunk)]).float()
 
     def log_normaliser(self, chunk: Tensor) -> Tensor:
         """[u, 1] log-sum-exp over the whole target vocabulary, in tiles of it."""
@@ -97,9 +99,10 @@ class _HeadLoss(torch.autograd.Function):
         order = torch.argsort(teacher_row, stable=True)
         chunk = max(CHUNK_ROWS, CHUNK_LOGITS // len(w))
         for group in order.split(GROUP_CHUNKS * chunk):
-            grads = x.new_empty(len(group), len(w)) if need_x or need_w else None
+            rows = whole_rows(x[group])
+            grads = x.new_zeros(len(rows), len(w)) if need_x or need_w else None
             for number, part in enumerate(group.split(chunk)):
-                z = F.linear(x[part], w).float()
+                z = F.linear(rows[number * chunk : (number + 1) * chunk], w)[: len(part)].float()
                 target_id = label[part]
                 picked = z.gather(1, target_id.clamp(min=0)[:, None])
                 correct[part] = (target_id >= 0) & (picked[:, 0] >= z.amax(-1))
@@ -107,9 +110,9 @@ class _HeadLoss(torch.autograd.Function):
                 if grads is not None:
                     torch.mul(grad, row_weight[part][:, None], out=grads[number * chunk : number * chunk + len(part)])
             if grads is not None and grad_x is not None:
-                grad_x[group] = (grads @ w).to(grad_x.dtype)
+                grad_x[group] = (grads @ w)[: len(group)].to(grad_x.dtype)
             if grads is not None and grad_w is not None:
-                grad_w.addmm_(grads.t(), x[group]) if grads.dtype == grad_w.dtype else grad_w.add_(grads.t() @ x[group])
+                grad_w.addmm_(grads.t(), rows) if grads.dtype == grad_w.dtype else grad_w.add_(grads.t() @ rows)
         ctx.save_for_backward(grad_x, grad_w)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(losses, correct)

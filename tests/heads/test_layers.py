@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from heads import layers
-from heads.layers import RMSNorm, Rotary, document_attention, document_starts, draft_llama_config, rotate
+from heads.layers import ROWS, Linear, RMSNorm, Rotary, document_attention, document_starts, draft_llama_config, rotate, whole_rows
 
 
 def dense(q, k, v, rows, document, dk, dv):
@@ -126,3 +126,30 @@ def test_draft_config_is_the_drafts_own():
     )
     config = draft_llama_config(target, 1)
     assert (config.head_dim, config.num_hidden_layers, config.max_position_embeddings, config.tie_word_embeddings) == (16, 1, 4096, False)
+
+
+def test_linear_of_whole_rows():
+    """Padding to kernels of few shapes changes neither values nor gradients, and float32 products are not padded at all."""
+    linear = Linear(8, 6)
+    x = torch.randn(2 * ROWS - 5, 8, requires_grad=True)
+    assert whole_rows(x) is x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert whole_rows(x).shape == (2 * ROWS, 8) and not whole_rows(x)[len(x) :].any()
+        got = linear(x)
+        expected = torch.nn.functional.linear(x, linear.weight, linear.bias)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, expected)
+    ours = torch.autograd.grad(got.float().square().sum(), [x, *linear.parameters()])
+    plain = torch.autograd.grad(expected.float().square().sum(), [x, *linear.parameters()])
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(b.abs().max()))
+
+
+def test_attention_under_autocast_is_in_float32_on_a_cpu():
+    """bfloat16 in and out, the softmax and its products between are those of float32."""
+    document = torch.tensor([0] * 7 + [1] * 5)
+    starts, rows = document_starts(document), torch.tensor([2, 3, 6, 8, 11])
+    q, k, v = (torch.randn(n, heads, 4).bfloat16() for n, heads in ((5, 4), (12, 2), (12, 2)))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = document_attention(q, k, v, rows, starts)
+    exact = document_attention(q.float(), k.float(), v.float(), rows, starts)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, exact.bfloat16())
