@@ -9,9 +9,8 @@ from recipes.errors import HeadstartError
 
 
 def run(method, k, prompts, al, rates, **more):
-    return {
-        "method": method, "k": k, "temperature": 0.0, "concurrency": 1, "prompts": prompts, "acceptance_length": al, "per_position": rates,
-    } | more  # fmt: skip
+    cell = {"method": method, "k": k, "temperature": 0.0, "concurrency": 1, "prompts": prompts}
+    return cell | {"acceptance_length": al, "per_position": rates} | more
 
 
 @pytest.fixture
