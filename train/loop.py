@@ -151,7 +151,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
         The export folder.
     """
     cfg, run_dir = recipe.train, recipe.run_dir
-    trackers = list(cfg.trackers) or None
+    trackers: Any = list(cfg.trackers) or None
     precision = "bf16" if in_bf16(cfg.precision) else "no"
     accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir))
     if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
