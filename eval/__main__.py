@@ -87,14 +87,14 @@ def run_in_vllm(recipe: Recipe, recipe_path: str) -> dict[str, Any]:
     )
     for reason in dict.fromkeys(impossible.values()):
         print(f"left out: {reason}", flush=True)
-    with _Ticker() as ticker:
+    with Ticker() as ticker:
         records = run_cells(job, cells_file, ticker, impossible)
     report = build_report(recipe, records, prompts, meta, target.path)
     write_report(report, recipe.report_dir)
     return report
 
 
-class _Ticker:
+class Ticker:
     """Shows the engine's ticks: a line when an engine starts, a progress bar for each cell."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Ticker:
                 self._bar, self._cell = Progress(label, tick["total"], unit="requests"), cell
             self._bar.add(tick["done"] - self._bar.done, tick["tokens"] - self._bar.tokens)
 
-    def __enter__(self) -> _Ticker:
+    def __enter__(self) -> Ticker:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -130,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare_engines(recipe_path: str, overrides: list[str]) -> int:
     """Measure in both engines, compare method by method, print; 1 where the rule is broken or a cell failed."""
+    from eval.__main__ import Ticker
     from eval.prepare import engines_of, make_job
     from eval.reference import measure_cells
     from eval.vllm_engine import run_cells
@@ -139,7 +140,8 @@ def compare_engines(recipe_path: str, overrides: list[str]) -> int:
     recipe = with_own_target(load_recipe(recipe_path, [*overrides, *fixed, "eval.engine=vllm"]))
     engines, impossible = engines_of(recipe, ours.export)
     job = make_job(recipe, ours.target, ours.prompts, engines)
-    theirs = {place(r): r for r in run_cells(job, recipe.report_dir / "cells.jsonl", impossible=impossible)}
+    with Ticker() as ticker:
+        theirs = {place(r): r for r in run_cells(job, recipe.report_dir / "cells.jsonl", ticker, impossible)}
     broken = False
     for record in ours.records:
         other = theirs.get(place(record))

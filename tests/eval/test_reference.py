@@ -259,7 +259,7 @@ def test_what_vllm_does_not_run_is_passed_over(monkeypatch, capsys):
     monkeypatch.setattr("eval.reference.measure_cells", lambda recipe, path: measured)
     monkeypatch.setattr("eval.prepare.engines_of", lambda recipe, meta: ([], {}))
     monkeypatch.setattr("eval.prepare.make_job", lambda *args: None)
-    monkeypatch.setattr("eval.vllm_engine.run_cells", lambda job, file, impossible: ours[:1])
+    monkeypatch.setattr("eval.vllm_engine.run_cells", lambda job, file, on_tick, impossible: ours[:1])
     assert compare_engines("recipes/debug/pard.yaml", []) == 0
     assert capsys.readouterr().out.count("requests (100%)") == 1
 
