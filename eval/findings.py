@@ -20,7 +20,7 @@ CONFIG_FIELDS = (
     "draft_vocab_size with d2t, and the chat template it was trained on"
 )
 PARITY_CAUSES = (  # METHODS §15
-    "other texts: AL~ is over held-out training rows, AL over these prompts; compare on the same prompts with python -m eval.parity",
+    "other texts: AL~ is over held-out training rows, AL over these prompts; compare on the same texts with python -m train.estimate",
     "tapped layers guessed or off by one (vllm#50170, #43671): layer ids in config.json against `layers` in headstart.json",
     "a dropped config field: norm order, fc_norm, norm_output (vllm#38111, #11672)",
     "rope theta, scaling or partial factor lost in the export (speculators#574, #613)",
@@ -102,7 +102,7 @@ def _parity(run: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"PARITY: {name_of(run)}: counted AL {run['acceptance_length']:.3f}, training estimated AL~ {estimate:.3f} ({gap:+.1%}). "
-        f"AL~ is over held-out training rows, not these prompts: `python -m eval.parity RECIPE` takes the same texts on both sides, and "
+        f"AL~ is over held-out training rows, not these prompts: `python -m train.estimate RECIPE` takes the same texts on both sides, and "
         f"there more than {PARITY_GAP:.0%} is a bug of ours."
     )
 

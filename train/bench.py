@@ -11,7 +11,6 @@ and the same as JSON. The setting of PEERS §4.1 is `recipes/smollm2-135m/quicks
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
@@ -27,6 +26,7 @@ from heads.target import TargetParts, read_target
 from heads.vocab import DraftVocab
 from recipes.errors import HeadstartError
 from recipes.schema import Recipe, load_recipe
+from train.objective import objective_class
 from train.optimizer import make_optimizer
 from train.packing import Batch
 from train.run_log import peak_memory_gib
@@ -60,7 +60,7 @@ def random_batch(seq: int, supervised: float, target: TargetParts, vocab: DraftV
     )
 
 
-def bench(recipe: Recipe, objective_class: Any, seq: int, supervised: float, steps: int) -> dict[str, float]:
+def bench(recipe: Recipe, make_objective: Any, seq: int, supervised: float, steps: int) -> dict[str, float]:
     """Time whole training steps (forward, backward, clip, AdamW) on one batch.
 
     Returns:
@@ -72,7 +72,7 @@ def bench(recipe: Recipe, objective_class: Any, seq: int, supervised: float, ste
     size = getattr(recipe.head, "draft_vocab_size", None) or target.vocab_size
     vocab = DraftVocab(torch.randperm(target.vocab_size)[:size].sort().values, target.vocab_size)
     head = head_class(recipe.method)(recipe.head, target, vocab)
-    objective = objective_class(head, target, recipe.objective)
+    objective = make_objective(head, target, recipe.objective)
     optimizer = make_optimizer(objective, recipe.train)
     batch = random_batch(seq, supervised, target, vocab, recipe.head.feature_layers(target.num_layers))
 
@@ -125,12 +125,8 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     try:
         recipe = load_recipe(args.recipe, args.overrides)
-        module = importlib.import_module(f"train.{recipe.method}")
-        objective_class = next(
-            v for name, v in vars(module).items() if name.endswith("Objective") and getattr(v, "__module__", "") == module.__name__
-        )
         for share in args.supervised:
-            result = bench(recipe, objective_class, args.seq, share, args.steps)
+            result = bench(recipe, objective_class(recipe.method), args.seq, share, args.steps)
             print(
                 f"{recipe.method} {args.seq} tokens, {share:.0%} supervised, {args.threads} thread(s): "
                 f"{result['tokens_per_cpu_second']:.0f} tokens/CPU-s, {result['tokens_per_second']:.0f} tokens/s, "

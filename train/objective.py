@@ -7,9 +7,10 @@ chosen x[t + 1].
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -25,6 +26,12 @@ class Output:
     def sums(self) -> Tensor:
         """[3, K] loss, correct, count: what is added up over micro-batches and ranks."""
         return torch.stack([self.depth_loss.double(), self.depth_correct.double(), self.depth_count.double()])
+
+
+def objective_class(method: str) -> type[nn.Module]:
+    """The objective that `train/<method>.py` defines."""
+    module = import_module(f"train.{method}")
+    return next(v for name, v in vars(module).items() if name.endswith("Objective") and getattr(v, "__module__", "") == module.__name__)
 
 
 def simulate_chain(hits: Tensor, loss_mask: Tensor, document: Tensor, k: int) -> list[list[int]]:
