@@ -1,0 +1,75 @@
+"""Validation counts blocks, and keeps greedy and sampled answers apart."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from data_prep.store import RowFeatures
+from train.objective import Output
+from train.validate import validate
+
+LENGTHS = (12, 9, 10)
+
+
+class Known(nn.Module):
+    """An objective whose drafts are right where a token is even: depth i of row t where x[t + 2 + i] is."""
+
+    def forward(self, batch) -> Output:
+        n = len(batch.input_ids)
+        hits = torch.stack([torch.cat([batch.input_ids[2 + i :] % 2 == 0, torch.zeros(2 + i, dtype=torch.bool)])[:n] for i in range(3)])
+        counts = torch.full((3,), n)
+        return Output(torch.zeros(()), torch.full((3,), 2.0 * n), hits.sum(1), counts, hits)
+
+
+def source_of(greedy: list[bool]) -> SimpleNamespace:
+    """Rows of random tokens, all but the first two supervised."""
+    rows = []
+    for n in LENGTHS:
+        mask = torch.arange(n) >= 2
+        rows.append(RowFeatures(torch.randint(50, (n,)), mask, {}, torch.zeros(n, 4)))
+    source = SimpleNamespace(lengths=torch.tensor(LENGTHS), greedy=torch.tensor(greedy), manifest=SimpleNamespace(hidden_size=4), rows=rows)
+    source.read_rows = lambda picked, layers: [rows[i] for i in picked]
+    return source
+
+
+def rounds_by_hand(row: RowFeatures, k: int) -> list[int]:
+    """Accepted drafts of each round of a chain of k along a row: the first answer token is the prefill's."""
+    right, at, rounds = (row.input_ids % 2 == 0).tolist(), 2, []  # `at`: the newest token
+    while at + k < len(right):
+        accepted = 0
+        while accepted < k and right[at + 1 + accepted]:
+            accepted += 1
+        rounds.append(accepted)
+        at += accepted + 1
+    return rounds
+
+
+@pytest.mark.parametrize("tokens", [12, 100], ids=["row by row", "packed"])
+def test_al_is_counted_from_blocks(tokens):
+    """Not a product of accuracies: rounds of real chains, pooled, however rows are batched; greedy rows apart from sampled ones."""
+    source = source_of([True, False, True])
+    result = validate(Known(), source, [0, 1, 2], [], tokens, Accelerator(cpu=True))
+    for k in (1, 2, 3):
+        greedy, sampled = (
+            [
+                accepted
+                for row, is_greedy in zip(source.rows, source.greedy, strict=True)
+                if is_greedy == kind
+                for accepted in rounds_by_hand(row, k)
+            ]
+            for kind in (True, False)
+        )
+        assert result["al"][k] == pytest.approx(1 + sum(greedy) / len(greedy)) and result["rounds"][k] == len(greedy)
+        assert result["al_sampled"][k] == pytest.approx(1 + sum(sampled) / len(sampled))
+        assert result["per_position"][k] == pytest.approx([sum(a > i for a in greedy) / len(greedy) for i in range(k)])
+    assert result["loss"] == 2.0 and len(result["accuracy"]) == 3
+
+
+def test_sampled_rows_alone_are_the_estimate():
+    source = source_of([False, False, False])
+    result = validate(Known(), source, [0, 1, 2], [], 100, Accelerator(cpu=True))
+    rounds = [accepted for row in source.rows for accepted in rounds_by_hand(row, 2)]
+    assert result["al"][2] == pytest.approx(1 + sum(rounds) / len(rounds)) and "al_sampled" not in result
