@@ -78,7 +78,6 @@ class DflashHead(nn.Module):
         super().__init__()
         check_mask_token(block.mask_token_id, vocab.size)
         self.block, self.vocab = block, vocab
-        self.max_drafts = block.max_depth
         own = {"intermediate_size": block.intermediate_size, "rope_parameters": block.rope}
         changes = {key: value for key, value in own.items() if value is not None}
         self.config = draft_llama_config(target.config, block.num_layers, **changes)
@@ -219,15 +218,16 @@ class DflashHead(nn.Module):
         """Take over weights by their served names, ours or published.
 
         Raises:
-            ExportError: a tensor is missing or of another shape, or the draft has an LM head that is not the target's.
+            ExportError: a tensor is missing or of another shape, or the draft has an embedding or LM head that is not the target's.
         """
         copy_tensors(self.state_dict(), tensors, ignored=("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"))
-        theirs = tensors.get("lm_head.weight")
-        if theirs is not None and not same_values(theirs, self.lm_head):
-            raise ExportError(
-                f"lm_head.weight of the draft {tuple(theirs.shape)} is not the target's rows {tuple(self.lm_head.shape)}; "
-                "this head has no LM head of its own"
-            )
+        for name, own in (("embed_tokens.weight", self.embed_tokens), ("lm_head.weight", self.lm_head)):
+            theirs = tensors.get(name)
+            if theirs is not None and not same_values(theirs, own):
+                raise ExportError(
+                    f"{name} of the draft {tuple(theirs.shape)} is not the target's rows {tuple(own.shape)}: it was trained for another "
+                    "target, or with one of its own, and this head borrows the target's; train one for this target."
+                )
 
     @staticmethod
     def served_shapes(config: dict) -> dict[str, tuple[int, ...]]:

@@ -94,7 +94,6 @@ class MtpHead(AutoregressiveHead):
             )
         super().__init__(block, target, whole_vocab(vocab), config, [MtpModule(config) for _ in range(config.num_hidden_layers)])
         self.trained_vocab = vocab  # what training compares; drafts are over all tokens
-        self.max_drafts = block.max_depth
         self.register_buffer("lm_head", target.lm_head, persistent=False)
         self.register_buffer("final_norm_weight", target.norm_weight().detach(), persistent=False)
         self._target = target

@@ -36,7 +36,6 @@ class PeagleHead(Eagle3Head):
     def __init__(self, block: PeagleBlock, target: TargetParts, vocab: DraftVocab):
         check_mask_token(block.mask_token_id, vocab.size)
         super().__init__(block, target, vocab)
-        self.max_drafts = block.max_depth
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, self.fc.in_features) * self.config.initializer_range)
 
     def mask_feature(self) -> Tensor:

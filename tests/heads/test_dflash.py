@@ -11,6 +11,7 @@ from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
 from recipes.head_blocks import DflashHead as Block
 from recipes.head_blocks import dflash_layers
+from recipes.schema import load_recipe
 
 MASK = 49
 
@@ -124,8 +125,9 @@ def test_served_layout_round_trip(parts, vocab_size):
     other.load_served(tensors)
     for name, value in head.state_dict().items():
         assert torch.equal(other.state_dict()[name], value), name
-    with pytest.raises(ExportError, match="is not the target's rows"):
-        other.load_served(tensors | {"lm_head.weight": torch.randn(vocab_size, 32)})
+    for name, rows in (("lm_head", vocab_size), ("embed_tokens", 50)):
+        with pytest.raises(ExportError, match=rf"{name}\.weight of the draft \({rows}, 32\) is not the target's rows"):
+            other.load_served(tensors | {f"{name}.weight": torch.randn(rows, 32)})
     del tensors["layers.1.self_attn.k_norm.weight"]
     with pytest.raises(ExportError, match=r"missing layers\.1\.self_attn\.k_norm\.weight"):
         other.load_served(tensors)
@@ -145,4 +147,5 @@ def test_bad_blocks(parts):
     """B34: a mask token outside the vocabulary; more drafts than the block holds."""
     with pytest.raises(RecipeError, match="mask_token_id=50 lies outside"):
         DflashHead(Block(mask_token_id=50, aux_layers=[1], num_layers=1), parts, DraftVocab(torch.arange(50), 50))
-    assert make(parts, block_size=5).max_drafts == 4
+    with pytest.raises(RecipeError, match="eval.k=5 asks for more drafted tokens than this head makes in a round, 4"):
+        load_recipe("recipes/debug/dflash.yaml", ["eval.k=[3,5]"])

@@ -10,6 +10,7 @@ from heads.peagle import PeagleHead
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
 from recipes.head_blocks import PeagleHead as Block
+from recipes.schema import load_recipe
 
 MASK = 49
 SWITCHES = [
@@ -87,7 +88,8 @@ def test_bad_blocks(parts):
         PeagleHead(Block(aux_layers=[1, 3, 5], mask_token_id=50, draft_vocab_size=None), parts, DraftVocab(torch.arange(50), 50))
     with pytest.raises(RecipeError, match="norm_output"):
         Block(mask_token_id=1, norm_output=True)
+    with pytest.raises(RecipeError, match="eval.k=5 asks for more drafted tokens than this head makes in a round, 4"):
+        load_recipe("recipes/debug/peagle.yaml", ["eval.k=[3,5]"])
     head = make(parts, num_layers=1)
-    assert head.max_drafts == 4
     with pytest.raises(RecipeError, match="set eval.tree: chain"):
         head.advance(torch.zeros(1, 32), torch.tensor([1]), torch.tensor([0]), head.new_cache())

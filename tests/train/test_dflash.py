@@ -35,7 +35,7 @@ def real_drafts(objective, batch, t):
     start = int((batch.document == batch.document[t]).nonzero()[0])
     prefix, eaten = slice(start, t + 1), shift.draft_inputs(batch.input_ids, 0)
     head.propose(
-        {k: h[prefix] for k, h in batch.hidden.items()}, eaten[prefix], batch.positions[prefix], head.new_cache(), head.max_drafts,
+        {k: h[prefix] for k, h in batch.hidden.items()}, eaten[prefix], batch.positions[prefix], head.new_cache(), head.block.max_depth,
         lambda logits: seen.append(logits) or logits.argmax(-1),
     )  # fmt: skip
     return seen[0]

@@ -73,6 +73,31 @@ def test_alignment_table(small_target, packed_batch):
     assert out.hits.shape == (3, 9)
 
 
+def test_an_oracle_on_one_hot_positions(small_target, packed_batch, monkeypatch):
+    """METHODS §6: states that name their position show which one each (anchor, slot) reads, eats and is compared with."""
+    batch = packed_batch((3, 9), (2, 6), tokens=torch.arange(20))
+    named = torch.eye(20, 32)
+    batch.last_hidden.copy_(20 * named)
+    for states in batch.hidden.values():
+        states.copy_(named)
+    small_target.lm_head.zero_()
+    small_target.lm_head[1:21, :20] = torch.eye(20)  # the target at position p predicts token p + 1, the one that follows
+    objective = make(small_target, slots=3).eval()
+    objective.head.lm_head.weight.data = 20 * small_target.lm_head
+
+    def oracle(feature, tokens, positions, starts, rows):
+        assert torch.equal(feature, objective.head.fuse(dict.fromkeys([1, 3, 5], named)))
+        assert tokens[0].tolist() == [*range(1, 20), 0] and all(slot.tolist() == [MASK] * 20 for slot in tokens[1:])
+        return [named[row + 1 + i] for i, row in enumerate(rows)]
+
+    monkeypatch.setattr(objective.head, "rollout", oracle)
+    objective.head.norm = torch.nn.Identity()  # type: ignore[assignment]
+    out = objective(batch)
+    assert float(out.depth_loss.max()) < 1e-4  # another teacher's row would cost about 20 a pair
+    assert out.depth_count.tolist() == [13, 11, 9] and out.depth_correct.tolist() == out.depth_count.tolist()
+    assert simulate_chain(out.hits, batch.loss_mask, batch.document, 3) == [[3, 3], [3]]
+
+
 @pytest.mark.parametrize("loss", ["kl", "ce"])
 @pytest.mark.parametrize("vocab_size", [50, 30])
 def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, vocab_size):
