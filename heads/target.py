@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -251,7 +251,7 @@ class TensorFiles:
         return next((key for key in (name, *nested) if key in self.where), None)
 
     def get(self, name: str, fallback_hint: str | None = None) -> Tensor:
-        """The tensor in float32. Raises TargetError naming file and nearest keys where it is missing."""
+        """The tensor in float32. Raises TargetError naming the file that is missing or damaged, or the nearest keys where the tensor is."""
         if (key := self.find(name)) is None:
             near = difflib.get_close_matches(name, self.where, n=4, cutoff=0.3)
             hint = (
@@ -260,5 +260,10 @@ class TensorFiles:
                 else ""
             )
             raise TargetError(f"{self.path}: no tensor {name}; nearest keys: {', '.join(near) or 'none'}.{hint}")
-        with safe_open(self.path / self.where[key], "pt") as f:
-            return f.get_tensor(key).float()
+        file = self.path / self.where[key]
+        try:
+            with safe_open(file, "pt") as f:
+                return f.get_tensor(key).float()
+        except (OSError, SafetensorError) as e:
+            fault = f"cannot be read ({str(e).splitlines()[0]})" if file.is_file() else f"is missing, and {key} should be in it"
+            raise TargetError(f"{file} {fault}: the target is not whole. Download or save it again.") from None

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 from accelerate import Accelerator
+from safetensors import SafetensorError
 
-from recipes.errors import RecipeError
+from recipes.errors import HeadstartError, RecipeError
 from recipes.schema import Recipe
 
 # What a resumed run may change: how long it runs and what it reports, never what it computes.
@@ -35,26 +36,43 @@ FREE = {
 }
 
 
+def whole(run_dir: Path) -> list[Path]:
+    """All whole checkpoints, by step (names stop sorting at a million)."""
+    found = [p for p in run_dir.glob("step_*") if p.is_dir() and p.name.removeprefix("step_").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+
+
 def latest(run_dir: Path) -> Path | None:
     """The newest whole checkpoint, or None."""
-    found = sorted(p for p in run_dir.glob("step_*") if p.is_dir() and not p.name.endswith(".tmp"))
-    return found[-1] if found else None
+    return found[-1] if (found := whole(run_dir)) else None
 
 
 def save(accelerator: Accelerator, run_dir: Path, step: int, keep: int) -> Path:
-    """Save everything a resume needs; all ranks call it. Keeps the newest `keep`."""
+    """Save everything a resume needs; all ranks call it. Keeps the newest `keep`.
+
+    Raises:
+        HeadstartError: it cannot be written (a full disk); the checkpoints before it are untouched.
+    """
     final = run_dir / f"step_{step:06d}"
     partial = run_dir / f"{final.name}.tmp"
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial))
+    try:
+        accelerator.save_state(str(partial))
+    except (OSError, RuntimeError, SafetensorError) as e:  # torch and safetensors have their own types for a full disk
+        free, reason = shutil.disk_usage(run_dir).free, (str(e) or type(e).__name__).splitlines()[0]
+        raise HeadstartError(
+            f"could not write the checkpoint {partial} ({free / 1e9:.3g} GB free): {reason}. Whole checkpoints are kept "
+            f"({', '.join(p.name for p in whole(run_dir)) or 'there is none yet'}). Free some space and run the same command again, "
+            "or give train.dir on a larger disk."
+        ) from e
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
-        for old in sorted(p for p in run_dir.glob("step_*") if p.is_dir() and not p.name.endswith(".tmp"))[:-keep]:
+        for old in whole(run_dir)[:-keep]:
             shutil.rmtree(old)
     accelerator.wait_for_everyone()
     return final

@@ -106,15 +106,16 @@ def test_packed_documents_are_each_alone(family):
             torch.testing.assert_close(part, theirs.get_decoder()(row[None]).last_hidden_state[0], rtol=1e-4, atol=1e-4)
 
 
-def test_proposes_what_transformers_would_write(parts, tmp_path):
+@pytest.mark.parametrize("k", [1, 4])
+def test_proposes_what_transformers_would_write(parts, tmp_path, k):
     """Round after round, with the first token of all (B34: it is not dropped), and only committed entries stay in the cache."""
     head = make(parts)
     model = AutoModelForCausalLM.from_pretrained(written(head, tmp_path / "draft"), dtype=torch.float32).eval()
     ids, cache, end = torch.randint(V, (14,)), head.new_cache(), 0
     for known in (6, 7, 11, 14):  # tokens committed by then
         begin = 0 if end == 0 else end
-        drafted = head.propose({}, ids[begin:known], torch.arange(max(end - 1, 0), known - 1), cache, 4, lambda logits: logits.argmax(-1))
-        assert drafted.tolist() == greedy_chain(model, ids[:known].tolist(), 4)
+        drafted = head.propose({}, ids[begin:known], torch.arange(max(end - 1, 0), known - 1), cache, k, lambda logits: logits.argmax(-1))
+        assert drafted.tolist() == greedy_chain(model, ids[:known].tolist(), k)
         assert cache.get_seq_length() == known
         end = known
 

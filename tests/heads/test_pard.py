@@ -113,6 +113,11 @@ def test_more_slots_than_trained(parts, tmp_path):
         expected = model(torch.tensor([ids.tolist() + [MASK] * 11])).logits[0, 6:].argmax(-1)
     assert torch.equal(drafted, expected) and head.block.max_depth is None
     assert torch.equal(drafted[:3], head.propose({}, ids, torch.arange(6), head.new_cache(), 3, GREEDY))
+    cache = head.new_cache()  # k = 1 has no mask slot, and nothing to drop again
+    for known, new, positions in ((5, ids[:5], torch.arange(4)), (7, ids[5:], torch.arange(4, 6))):
+        one = head.propose({}, new, positions, cache, 1, GREEDY)
+        assert cache.get_seq_length() == known
+    assert torch.equal(one, drafted[:1])
 
 
 def test_target_states_enter_where_they_are_known(parts):

@@ -128,6 +128,26 @@ def test_untied_without_a_head_names_file_and_keys(tmp_path):
         read_target(Target(path=str(tmp_path), dtype="float32"))
 
 
+@pytest.mark.parametrize(("damage", "says"), [("gone", "is missing, and model.norm.weight"), ("cut", "cannot be read")])
+def test_a_shard_that_is_not_whole_is_named(tmp_path, damage, says):
+    """A download that stopped: the index names a shard that is not there, or not all of it (B22)."""
+    save(FAMILIES["llama-tied"], tmp_path)
+
+    def shard(tensors):
+        files = {name: "a.safetensors" if "norm" not in name else "b.safetensors" for name in tensors}
+        for file in set(files.values()):
+            save_file({n: t.clone() for n, t in tensors.items() if files[n] == file}, tmp_path / file)
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+    repack(tmp_path, shard)
+    raw = (tmp_path / "b.safetensors").read_bytes()
+    (tmp_path / "b.safetensors").unlink()
+    if damage == "cut":
+        (tmp_path / "b.safetensors").write_bytes(raw[:-9])
+    with pytest.raises(TargetError, match=rf"b\.safetensors {says}.*the target is not whole"):
+        read_target(Target(path=str(tmp_path), dtype="float32"))
+
+
 def test_no_weight_files(tmp_path):
     save(FAMILIES["llama"], tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -16,7 +16,7 @@ from accelerate.utils import DeepSpeedPlugin
 from safetensors.torch import load_file
 
 from data_prep.__main__ import main as data_prep
-from recipes.errors import HeadstartError, RecipeError
+from recipes.errors import FeatureError, HeadstartError, RecipeError
 from recipes.schema import Train, load_recipe
 from train import loop
 from train.eagle3 import Eagle3Objective
@@ -152,6 +152,14 @@ def test_sigterm_saves_and_exits(store, tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted at step" in output
     assert list((tmp_path / "run").glob("step_*")) and not list((tmp_path / "run").glob("*.tmp"))
+
+
+def test_a_store_without_a_supervised_token_is_not_trained_on(tmp_path, monkeypatch):
+    """B04: preparation drops such rows; a store that has none left otherwise stops training before the target is read."""
+    nothing = SimpleNamespace(supervised=torch.zeros(3, dtype=torch.int64))
+    monkeypatch.setattr(loop.FeatureStore, "open", lambda folder, recipe: nothing)
+    with pytest.raises(FeatureError, match=f"{tmp_path} holds no supervised token; look at a row with"):
+        loop.open_source(recipe_for(tmp_path, tmp_path))
 
 
 def test_another_recipe_does_not_reuse_the_run(store, tmp_path):
