@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from heads import shift
 from heads.eagle3 import Eagle3Head
@@ -170,3 +172,37 @@ def test_start_as_the_targets_last_blocks(tiny_target, num_layers):
         last = target.decoder_block(target.num_layers - 1)
         assert last.keys() == dict(head.layers[1].named_parameters()).keys()
         assert all(torch.equal(own, last[name]) for name, own in head.layers[1].named_parameters())
+
+
+def test_tied_target_with_its_own_head_dim(tmp_path):
+    """B23: tied embeddings and a reduced draft vocabulary, through files; B24: head_dim is not hidden_size / heads."""
+    config = LlamaConfig(
+        hidden_size=40,
+        intermediate_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=256,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    target = read_target(Target(path=str(tmp_path / "target"), dtype="float32"))
+    vocab = DraftVocab(torch.randperm(256)[:64].sort().values, 256)
+    head = Eagle3Head(Block(aux_layers=[1, 3, 5], draft_vocab_size=64), target, vocab)
+    served = head.served_config()
+    assert served["head_dim"] == 16 and served["tie_word_embeddings"] is False
+    save_file(dict(head.served_tensors()), tmp_path / "model.safetensors")  # shares no memory with the target's embedding
+    tensors = load_file(tmp_path / "model.safetensors")
+    check_served(Eagle3Head.served_shapes(served), tensors, "export")
+    shapes = {name.removeprefix("layers.0.self_attn."): tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert (shapes["q_proj.weight"], shapes["k_proj.weight"], shapes["o_proj.weight"]) == ((64, 80), (32, 80), (40, 64))
+    assert shapes["lm_head.weight"] == (64, 40)
+    other = Eagle3Head(head.block, target, served_vocab(tensors, 256))
+    other.load_served(tensors)
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in head.state_dict().items())
+    hidden = {layer: torch.randn(7, 40) for layer in (1, 3, 5)}
+    drafts = [
+        h.eval().propose(hidden, torch.arange(1, 8), torch.arange(7), h.new_cache(), 3, lambda z: z.argmax(-1)) for h in (head, other)
+    ]
+    assert torch.equal(*drafts) and set(drafts[0].tolist()) <= set(vocab.ids.tolist())
