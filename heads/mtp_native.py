@@ -242,6 +242,9 @@ class MtpNativeHead(AutoregressiveHead):
                 states.append(self._run(feature, tokens[0], positions, see_first)[row])
                 continue
             kept = torch.searchsorted(rows[depth - 1], row)
+            if len(row) == 0:  # transformers' layers take no empty input; later depths are empty too
+                states.append(states[-1][kept])
+                continue
             own = [(key[kept], value[kept]) for key, value in own]
             states.append(self._run(self.feedback(states[-1][kept]), tokens[depth][row], positions[row] + depth, see_own))
         return states

@@ -12,7 +12,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 H, LAYERS, V, EXPERTS, MOE = 64, 2, 50, 4, 32
 D = 32  # head size; vLLM's CPU attention takes no smaller one
@@ -45,6 +53,11 @@ CONFIGS = {
     ),
     "qwen3_5_text": lambda: Qwen3_5TextConfig(
         **COMMON, **LINEAR, num_key_value_heads=1, head_dim=D, layer_types=["linear_attention", "full_attention"], mtp_num_hidden_layers=1
+    ),
+    "qwen3_5_moe_text": lambda: Qwen3_5MoeTextConfig(
+        **{k: v for k, v in COMMON.items() if k != "intermediate_size"}, **LINEAR, num_key_value_heads=1, head_dim=D, num_experts=EXPERTS,
+        num_experts_per_tok=2, moe_intermediate_size=MOE, shared_expert_intermediate_size=MOE,
+        layer_types=["linear_attention", "full_attention"], mtp_num_hidden_layers=1,
     ),
 }  # fmt: skip
 
@@ -100,8 +113,11 @@ def mtp_shapes(family: str) -> dict[str, tuple[int, ...]]:
         layer |= {"mlp.gate.e_score_correction_bias": (EXPERTS,)}
         return {f"model.layers.{LAYERS}.{name}": shape for name, shape in layer.items()}
     gated = NORMS | _heads(4 * D, norms=True)
-    if family == "qwen3_next":
+    if family in ("qwen3_next", "qwen3_5_moe_text"):
         gated |= _experts("mlp.shared_expert") | {"mlp.shared_expert_gate.weight": (1, H)}
+        if family == "qwen3_5_moe_text":  # experts stacked as transformers has them: the other layout that is read
+            gated = {name: shape for name, shape in gated.items() if ".experts." not in name}
+            gated |= {"mlp.experts.gate_up_proj": (EXPERTS, 2 * MOE, H), "mlp.experts.down_proj": (EXPERTS, H, MOE)}
     else:
         gated |= _dense()
     return QWEN_OWN | {f"mtp.layers.0.{name}": shape for name, shape in gated.items()}

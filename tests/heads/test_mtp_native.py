@@ -130,7 +130,7 @@ def test_load_served_round_trip(native):
 
 
 def test_missing_mtp_tensors(tmp_path):
-    """An MTP target whose files lack its MTP keys, one of them or all."""
+    """An MTP target whose files lack its MTP keys, one of them or all, or whose index does."""
     folder = make_target("deepseek_v3", tmp_path / "a")
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
@@ -143,6 +143,13 @@ def test_missing_mtp_tensors(tmp_path):
     kept = {name: t for name, t in load_file(folder / "model.safetensors").items() if not name.startswith("mtp.")}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TargetError, match=r"lacks 2\d of the 2\d tensors of its MTP layer.*train a head from scratch"):
+        MtpNativeHead(Block(), read_target(Target(path=str(folder), dtype="float32")), FULL)
+    folder = make_target("mimo", tmp_path / "c", sharded=True)
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if ".mtp_layers." not in name}
+    file.write_text(json.dumps(index))
+    with pytest.raises(TargetError, match=r"lacks 16 of the 16 tensors of its MTP layer: model\.mtp_layers\.0\."):
         MtpNativeHead(Block(), read_target(Target(path=str(folder), dtype="float32")), FULL)
 
 

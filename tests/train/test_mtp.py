@@ -6,11 +6,15 @@ import torch.nn.functional as F
 
 from heads import LAST_HIDDEN, shift
 from heads.mtp import MtpHead
+from heads.mtp_native import MtpNativeHead
+from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import RecipeError
 from recipes.head_blocks import MtpHead as Block
+from recipes.head_blocks import MtpNativeHead as NativeBlock
 from recipes.objective_blocks import MtpObjective as Settings
-from recipes.schema import load_recipe
+from recipes.schema import Target, load_recipe
+from tests.heads.native_targets import CONFIGS, H, make_target
 from train.mtp import MtpObjective, depth_weights
 from train.objective import simulate_chain
 from train.packing import collate
@@ -139,6 +143,19 @@ def test_batches_without_supervision_touch_every_parameter(small_target, packed_
     """B03, B36: a rank with nothing to do still takes part in the step."""
     objective = make(small_target, **fields)
     for batch in (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [], 32)):
+        out = objective(batch)
+        out.loss_sum.backward()
+        assert torch.isfinite(out.loss_sum)
+        for name, p in objective.named_parameters():
+            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_native_layers_take_part_without_supervision(family, tmp_path, packed_batch):
+    """B03, B36: as above for a target's own layer; experts that no token chose get gradients of zero."""
+    target = read_target(Target(path=str(make_target(family, tmp_path)), dtype="float32"))
+    objective = MtpObjective(MtpNativeHead(NativeBlock(), target, FULL), target, Settings())
+    for batch in (packed_batch((7, 0), width=H), packed_batch((4, 1), width=H), collate([], [], H)):
         out = objective(batch)
         out.loss_sum.backward()
         assert torch.isfinite(out.loss_sum)
