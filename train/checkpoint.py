@@ -65,7 +65,7 @@ def save(accelerator: Accelerator, run_dir: Path, step: int, keep: int) -> Path:
         raise HeadstartError(
             f"could not write the checkpoint {partial} ({free / 1e9:.3g} GB free): {reason}. Whole checkpoints are kept "
             f"({', '.join(p.name for p in whole(run_dir)) or 'there is none yet'}). Free some space and run the same command again, "
-            "or give train.dir on a larger disk."
+            f"or move {run_dir} to a larger disk and set train.dir."
         ) from e
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:

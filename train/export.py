@@ -160,6 +160,11 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
         source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids
     )
     head = head_class(recipe.method)(recipe.head, target, vocab)
+    if not (folder / "model.safetensors").is_file():
+        raise ExportError(
+            f"{folder} holds no model.safetensors: it is not whole, or DeepSpeed wrote it in pieces of its own. Training exports at its "
+            "end: run its command again, which goes on from there, or exports a run that is finished."
+        )
     saved = load_file(folder / "model.safetensors")
     missing, unexpected = head.load_state_dict(
         {k.removeprefix("head."): v for k, v in saved.items() if k.startswith("head.")}, strict=False

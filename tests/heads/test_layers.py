@@ -100,9 +100,10 @@ def test_rope_of_the_target_survives(rope):
 
 
 def test_partial_rotary_leaves_the_rest():
-    x = torch.randn(3, 2, 8)
-    cos, sin = torch.ones(3, 4), torch.zeros(3, 4)
-    torch.testing.assert_close(rotate(x, cos, sin), x)
+    x, angle = torch.randn(3, 2, 8), torch.rand(3, 2).repeat(1, 2) + 0.1
+    turned = rotate(x, angle.cos(), angle.sin())
+    assert torch.equal(turned[..., 4:], x[..., 4:]) and bool((turned[..., :4] != x[..., :4]).all())
+    torch.testing.assert_close(turned[..., :4], rotate(x[..., :4], angle.cos(), angle.sin()))
 
 
 def test_rms_norm_is_llamas():

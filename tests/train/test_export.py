@@ -89,6 +89,17 @@ def test_another_target_is_refused(trained, tmp_path):
             load_exported_head(folder, target)
 
 
+def test_a_checkpoint_without_weights_is_one_line(trained, tmp_path, capsys):
+    """As DeepSpeed leaves one: pieces of its own, and no model.safetensors."""
+    recipe, _ = trained
+    shutil.copytree(recipe.run_dir, tmp_path / "run")
+    (tmp_path / "run/step_000002/model.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        export.main([str(tmp_path / "run"), "--output", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert "step_000002 holds no model.safetensors" in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 def test_an_export_that_drafts_otherwise_is_not_called_done(trained, tmp_path, monkeypatch):
     """The export is compared with the trained head through the served names."""
     recipe, _ = trained
