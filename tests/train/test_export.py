@@ -74,6 +74,20 @@ def test_trackers_are_fed(trained):
     assert list(recipe.run_dir.rglob("events.out.tfevents.*"))
 
 
+def test_wandb_offline(trained, tmp_path, monkeypatch):
+    """A tracker by name, with no network: the run lies on disk, to be sent later."""
+    recipe, _ = trained
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    changes = {"dir": str(tmp_path / "run"), "max_steps": 1, "trackers": ["wandb"]}
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+    fit(recipe.model_copy(update={"export": recipe.export.model_copy(update={"dir": str(tmp_path / "export")})}), Eagle3Objective)
+    (file,) = tmp_path.rglob("*.wandb")
+    assert file.parent.name.startswith("offline-run-") and file.stat().st_size > 0
+    assert (tmp_path / "run/metrics.jsonl").is_file()  # always written
+
+
 def test_another_target_is_refused(trained, tmp_path):
     """A head for another target: fingerprint or width."""
     recipe, _ = trained
