@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from eval import vllm_plugin
+from eval import vllm_engine, vllm_plugin
 from eval.decode import Settings, decode
 from eval.drafters import HeadDrafter, NgramDrafter
 from eval.parity import compare_requests, logit_margin
@@ -97,6 +97,26 @@ def test_n_gram_engines_come_last_and_alone():
         [("ngram", 3)],
     ]
     assert sum(len(child) for child in shape) == len(work)
+
+
+def test_a_sampler_that_could_not_be_mended_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """VLLM_FORMATS §10: on a CPU at temperature > 0 the cell is refused with its reason; greedy cells and the baseline are measured."""
+    monkeypatch.setattr(vllm_plugin, "register", lambda: None)
+    monkeypatch.setattr(vllm_plugin, "sampler_is_right", lambda: False)
+    monkeypatch.setattr(vllm_engine, "_measure", lambda job, engine, cell, llm: {"seconds": 1.0})
+    monkeypatch.setattr(vllm_engine, "_start", lambda job, engine: object())
+    for engine in make_job().engines:  # each in a child of its own
+        job, out = make_job(engines=[engine]), tmp_path / f"{engine.method}.jsonl"
+        (tmp_path / "job.json").write_text(
+            json.dumps({"job": asdict(job), "work": [[0, asdict(cell)] for cell in job.cells()], "out": str(out)})
+        )
+        assert vllm_engine.main(str(tmp_path / "job.json")) == 0
+        greedy, sampled = (read_records(out)[job.key(engine, cell)] for cell in job.cells())
+        assert greedy["seconds"] == 1.0
+        if engine.method == "baseline":
+            assert sampled["seconds"] == 1.0
+        else:
+            assert "vllm-project/vllm#55005" in sampled["error"] and sampled["refused"] and "seconds" not in sampled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
