@@ -3,9 +3,10 @@
     python -m train.export --from FOLDER --recipe RECIPE [--output DIR]
 
 EAGLE-1, EAGLE-3 and P-EAGLE (`fc`, `layers.0` or `midlayer`, d2t/t2d), Medusa legacy and new (`medusa_lm_head.pt`), DFlash: the
-names are read by the heads' `load_served` (METHODS §14). A draft that is a whole model (PARD, an independent draft) must come with
-its tokenizer, and PARD-2 with its projection (`load_extra`). What no tensor's shape tells (which layers are tapped, which token is
-the mask) is compared with the recipe. The folder that comes out is also what `head.init_from` takes.
+names are read by the heads' `load_served` (METHODS §14), and config.json also in speculators' format. A draft that is a whole
+model (PARD, an independent draft) must come with its tokenizer, and PARD-2 with its projection (`load_extra`). What no tensor's
+shape tells (which layers are tapped, which token is the mask) is compared with the recipe. The folder that comes out is also
+what `head.init_from` takes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
     if (own_mask := published / "mask_embedding.pt").is_file():
         raise ExportError(f"{own_mask}: the draft has a mask embedding of its own; this head takes the target's row of head.mask_token_id")
     target = read_target(recipe.target)
-    tensors, config = read_tensors(published), read_config(published)
+    tensors, config = read_tensors(published), flat_config(read_config(published))
     block = recipe.head
     if hasattr(block, "rope"):
         theirs = LlamaConfig(**config)
@@ -65,6 +66,22 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
     figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
     recipe = recipe.model_copy(update={"head": block})
     return export_head(recipe, head, target, RandomRows(target), figures, output or recipe.export_dir)
+
+
+def flat_config(config: dict) -> dict:
+    """The config.json of speculators' format (VLLM_FORMATS §2, §5, §7), which nests the draft's layers, as the others are written.
+
+    >>> flat_config({"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3], "transformer_layer_config": {"head_dim": 8}})
+    {'head_dim': 8, 'speculators_model_type': 'dflash', 'eagle_aux_hidden_state_layer_ids': [1, 3]}
+    """
+    if "speculators_model_type" not in config:
+        return config
+    nested, own = dict(config.get("transformer_layer_config") or {}), {k: v for k, v in config.items() if k != "transformer_layer_config"}
+    if "aux_hidden_state_layer_ids" in own:
+        own[LAYERS] = own.pop("aux_hidden_state_layer_ids")
+    if own["speculators_model_type"] == "eagle3":  # alone among the formats, this one has it on where nothing is said
+        own.setdefault("norm_before_residual", True)
+    return nested | {key: value for key, value in own.items() if value is not None}
 
 
 def said_of(config: dict) -> dict[str, Any]:

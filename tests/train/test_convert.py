@@ -211,6 +211,36 @@ def test_what_no_shape_tells(tiny_target, tmp_path, method, said, message):
     assert not (tmp_path / "export").exists()
 
 
+@pytest.mark.parametrize("method", ["eagle3", "peagle", "dflash"])
+def test_speculators_format(tiny_target, tmp_path, method):
+    """VLLM_FORMATS §2, §5, §7: dimensions and rope are nested, layers and mask token at the top; all of it is read and compared."""
+    recipe, target, head = trained(method, tiny_target, "head.rope={rope_type: default, rope_theta: 777.0}")
+    publish = published_dflash if method == "dflash" else published_eagle
+    publish(head, tmp_path / "published", **({"norm_before_residual": False} if method == "eagle3" else {}))
+    file = tmp_path / "published" / "config.json"
+    plain = json.loads(file.read_text()) | {"model_type": "qwen3" if method == "dflash" else "llama", "rope_theta": 777.0}
+    inner = {k: v for k, v in plain.items() if k not in ("architectures", "dflash_config", "block_size", "norm_before_residual")}
+    layers = "aux_hidden_state_layer_ids" if method == "dflash" else "eagle_aux_hidden_state_layer_ids"
+    outer = {"speculators_model_type": method, "transformer_layer_config": inner, layers: head.aux_layers, "target_hidden_size": None}
+    outer |= {} if method == "eagle3" else {"mask_token_id": 254}
+    plain_recipe = load_recipe(f"recipes/debug/{method}.yaml", [f"target.path={tiny_target}"])
+
+    def converted(**said):
+        file.write_text(json.dumps(outer | said))
+        return convert(tmp_path / "published", plain_recipe, tmp_path / "export")
+
+    if method == "eagle3":
+        with pytest.raises(ExportError, match="norm_before_residual=True, .* has False"):
+            converted()
+        outer["norm_before_residual"] = False
+    with pytest.raises(ExportError, match=r"layer_ids=\[0, 2, 3\], .* has \[1, 2, 3\]"):
+        converted(**{layers: [0, 2, 3]})
+    with pytest.raises(ExportError, match="intermediate_size=96, .* has 128"):
+        converted(transformer_layer_config=inner | {"intermediate_size": 96})
+    read_back = same_drafts(head, converted(), target, head.aux_layers)
+    assert read_back.head.rope["rope_theta"] == 777.0
+
+
 def test_worked_examples():
     failed, run = doctest.testmod(convert_module)
     assert failed == 0 and run > 0
