@@ -118,6 +118,11 @@ class MtpHead(AutoregressiveHead):
                 f"head.layout=mimo rewrites targets of the families {', '.join(REWRITABLE)} with plain logits, "
                 f"{self._target.path} is {family!r}; set head.layout: head, or use eagle3, peagle or dflash."
             )
+        if getattr(self._target.config, "use_sliding_window", False):
+            raise RecipeError(
+                f"head.layout=mimo writes a target that attends to all tokens, {self._target.path} has use_sliding_window=True; set "
+                "head.layout: head."
+            )
         if not self.final_norm_weight.is_meta and bool((self.final_norm_weight == 0).any()):
             raise RecipeError(
                 f"head.layout=mimo reads the state before the final norm from the stored one, but the final norm of "

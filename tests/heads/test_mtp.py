@@ -160,6 +160,10 @@ def test_bad_targets(parts):
         chain.advance(torch.zeros(1, 32), torch.tensor([1]), torch.tensor([0]), chain.new_cache())
     other = LlamaConfig(**{**parts.config.to_dict()})
     other.model_type = "gemma2"
+    windowed = LlamaConfig(**parts.config.to_dict(), use_sliding_window=True)
+    sliding = TargetParts(parts.path, windowed, parts.embed_tokens, parts.lm_head, None, RMSNorm(32, 1e-6), "random")
+    with pytest.raises(RecipeError, match="use_sliding_window=True; set head.layout: head"):
+        MtpHead(Block(layout="mimo"), sliding, FULL)
     gemma = TargetParts(parts.path, other, parts.embed_tokens, parts.lm_head, None, RMSNorm(32, 1e-6), "random")
     with pytest.raises(RecipeError, match="families llama, qwen2"):
         MtpHead(Block(layout="mimo"), gemma, FULL)
