@@ -1,15 +1,18 @@
 """The rules of DESIGN §1 that hold for all files: who may import whom, names of files, what gets installed."""
 
 import ast
+import doctest
 import json
 import os
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -95,6 +98,13 @@ def test_files_are_short():
     """One job a file: where one reaches 400 lines, it has two. (data_prep/embedded/ holds prompts, not code.)"""
     code = {name: source for name, source in SOURCES.items() if not name.startswith("data_prep/embedded/")}
     assert not [(name, count) for name, source in code.items() if (count := len(source.splitlines())) >= 400]
+
+
+@pytest.mark.parametrize("path", [path for path, source in SOURCES.items() if ">>>" in source])
+def test_worked_examples(path: str):
+    """Every example in a docstring gives what stands below it."""
+    failed, run = doctest.testmod(import_module(path.removesuffix(".py").replace("/", ".")), extraglobs={"torch": torch})
+    assert failed == 0 and run > 0
 
 
 def test_every_package_is_installed_with_its_data():
