@@ -199,12 +199,12 @@ def _model_card(recipe: Recipe, meta: dict, config: dict) -> str:
         "",
         f"A {recipe.method} draft head for `{recipe.target.path}`, trained with Headstart on {meta['date']}.",
         "",
-        "```",
-        f"vllm serve {'THIS_FOLDER' if inside else 'TARGET'} --speculative-config '{served}'"
-        + (f" --hf-overrides '{json.dumps(overrides)}'" if overrides else ""),
-        "```",
-        "",
     ]
+    if reason := recipe.head.not_served:  # vLLM would load it and run something else
+        lines += [f"Not for vLLM: {reason}", ""]
+    else:
+        command = f"vllm serve {'THIS_FOLDER' if inside else 'TARGET'} --speculative-config '{served}'"
+        lines += ["```", command + (f" --hf-overrides '{json.dumps(overrides)}'" if overrides else ""), "```", ""]
     if al := (meta["training"].get("validation") or {}).get("al"):
         lines.append(
             "Estimated on held-out rows (AL~, bonus token included; only vLLM's own count is AL): "

@@ -15,6 +15,7 @@ from recipes.head_blocks import MtpNativeHead as NativeBlock
 from recipes.objective_blocks import MtpObjective as Settings
 from recipes.schema import Target, load_recipe
 from tests.heads.native_targets import CONFIGS, H, make_target
+from train.export import _model_card
 from train.mtp import MtpObjective, depth_weights
 from train.objective import simulate_chain
 from train.packing import collate
@@ -169,6 +170,10 @@ def test_more_modules_than_the_server_runs():
         load_recipe("recipes/debug/mtp.yaml", ["head.shared=false"])
     recipe = load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "eval.engine=reference"])
     assert recipe.head.max_depth == 3
+    said = {"date": "", "speculative_config": {"method": "mtp"}, "llm_kwargs": {}, "training": {}}
+    card = _model_card(recipe, said, {})
+    assert "Not for vLLM: vLLM runs only the first MTP module" in card and "vllm serve" not in card
+    assert "vllm serve" in _model_card(load_recipe("recipes/debug/mtp.yaml"), said, {})
     with pytest.raises(RecipeError, match="eval.k=4 asks for more drafted tokens"):
         load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "eval.engine=reference", "eval.k=[4]"])
     assert load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "head.unroll_steps=1", "eval.k=[1]"]).eval.engine == "vllm"
