@@ -53,11 +53,11 @@ def write_inside_target(target: Path, folder: Path, tensors: dict[str, Tensor], 
             save_file(old | {key: _as(tensor, old[key]) for key, tensor in replaced.items()} | new, folder / name, metadata=metadata)
         else:
             _link(target / name, folder / name)
-    if len(files) > 1:
-        if added:
-            save_file(added, folder / NEW_SHARD, metadata={"format": "pt"})
+    if len(files) > 1 and added:
+        save_file(added, folder / NEW_SHARD, metadata={"format": "pt"})
+    if (target / INDEX).is_file():
         index = json.loads((target / INDEX).read_text())
-        index["weight_map"] = where | dict.fromkeys(added, NEW_SHARD)
+        index["weight_map"] = where | dict.fromkeys(added, NEW_SHARD if len(files) > 1 else files[0])
         if "total_size" in index.get("metadata", {}):
             index["metadata"]["total_size"] += sum(tensor.nbytes for tensor in added.values())
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -91,6 +91,25 @@ def test_target_rewritten_as_mimo(tmp_path):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
+def test_an_index_is_kept_and_none_is_made_up(tmp_path, sharded):
+    """Several weight files without an index, and a single one with: tensors that the target lacks are found in both."""
+    target, folder, name = make_target("mimo", tmp_path / "target", sharded=sharded), tmp_path / "export", "model.safetensors.index.json"
+    folder.mkdir()
+    index = {"metadata": {"total_size": 8}, "weight_map": dict.fromkeys(read_tensors(target), "model.safetensors")}
+    if sharded:
+        (target / name).unlink()
+    else:
+        (target / name).write_text(json.dumps(index))
+    write_inside_target(target, folder, {"new.weight": torch.ones(3)}, json.loads((target / "config.json").read_text()))
+    assert torch.equal(read_tensors(folder)["new.weight"], torch.ones(3))
+    if sharded:
+        assert not (folder / name).exists()
+    else:
+        index["weight_map"]["new.weight"] = "model.safetensors"
+        assert json.loads((folder / name).read_text()) == {"metadata": {"total_size": 20}, "weight_map": index["weight_map"]}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
 def test_changes_are_found(tmp_path, sharded):
     """The check names a tensor of other bytes, a missing one and a new one; a wrong shape is refused at writing."""
     target = make_target("mimo", tmp_path / "target", sharded=sharded)
