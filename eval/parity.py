@@ -136,7 +136,11 @@ def compare_engines(recipe_path: str, overrides: list[str]) -> int:
     from eval.vllm_engine import run_cells
 
     fixed = ["eval.temperature=[0.0]", "eval.tree=chain"]
-    ours = measure_cells(with_own_target(load_recipe(recipe_path, [*overrides, *fixed, "eval.engine=reference"])), recipe_path)
+    recipe = load_recipe(recipe_path, [*overrides, *fixed, "eval.engine=reference"])
+    if recipe.head.not_served:
+        print(f"not compared: {recipe.head.not_served}")
+        return 0
+    ours = measure_cells(with_own_target(recipe), recipe_path)
     recipe = with_own_target(load_recipe(recipe_path, [*overrides, *fixed, "eval.engine=vllm"]))
     engines, impossible = engines_of(recipe, ours.export)
     job = make_job(recipe, ours.target, ours.prompts, engines)

@@ -99,6 +99,9 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     recipe = with_own_target(recipe)
     target = read_target(recipe.target)
     head, trained = load_exported_head(recipe.export_dir, target)
+    longest = max(k for _, _, k, _ in cells)
+    if head.block.max_depth is None and getattr(head.block, "unroll_steps", longest) < longest:  # it drafts further than it was trained
+        head.block = head.block.model_copy(update={"unroll_steps": longest})
     # Medusa-2's heads are Medusa's once the target is the adapted one.
     objective = objective_class({"medusa2": "medusa"}.get(trained.method, trained.method))(head, target, trained.objective)
     layers, accelerator, model = head.block.feature_layers(target.num_layers), Accelerator(), load_extraction_model(recipe.target)
@@ -116,7 +119,7 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
         if k in estimate and rounds:
             yield where, 1 + sum(rounds) / len(rounds), estimate[k]
         else:
-            print(f"{where}: not compared: training counts chains of up to {max(estimate)} drafts", flush=True)
+            print(f"{where}: not compared: the objective counts chains of up to {max(estimate)} drafts", flush=True)
 
 
 def main(argv: Iterable[str] | None = None) -> int:

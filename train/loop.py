@@ -27,7 +27,7 @@ from heads.precision import in_bf16, usable_cores
 from heads.protocol import Head
 from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
-from recipes.errors import DataError, FeatureError, HeadstartError
+from recipes.errors import DataError, FeatureError, HeadstartError, TargetError
 from recipes.schema import Recipe, load_recipe
 from train import checkpoint
 from train.export import export_head
@@ -115,6 +115,16 @@ def open_source(recipe: Recipe) -> Any:
     return OnlineFeatures(store, recipe)
 
 
+def check_lm_head(target: TargetParts) -> None:
+    """Raises TargetError where the LM head adds a bias (Phi-2, GPT-J): the objectives form the teacher's logits without one."""
+    if target.lm_head_bias is not None:
+        largest = target.lm_head_bias.abs().max().item()
+        raise TargetError(
+            f"{target.path}: the LM head has a bias (largest value {largest:.3g}), and the distributions that heads are compared with "
+            "would lack it; take a target without one: no head can be trained for this one yet"
+        )
+
+
 def check_mask_token(recipe: Recipe, store: FeatureStore) -> None:
     """Raises DataError where a text of the store holds the draft's mask token: it would mean two things (B34)."""
     token = getattr(recipe.head, "mask_token_id", None)
@@ -138,9 +148,19 @@ def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> Head
     return head
 
 
-def clip_in_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
-    """Tell DeepSpeed's engine, which clips by itself, the recipe's `train.clip_norm`: before `prepare`, which puts 1.0 for "auto"."""
+def set_up_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
+    """Tell DeepSpeed's engine, which clips by itself, the recipe's `train.clip_norm`: before `prepare`, which puts 1.0 for "auto".
+
+    Raises:
+        HeadstartError: ZeRO-3. It puts a weight together only while the module that owns it runs, and losses here read LM heads as plain
+            tensors, in chunks (B37).
+    """
     if (plugin := accelerator.deepspeed_plugin) is not None:
+        if plugin.zero_stage == 3:
+            raise HeadstartError(
+                "zero_stage=3: the loss reads the LM head's weight outside its module, where ZeRO-3 leaves it empty; a draft head fits on "
+                "one GPU, so take recipes/accelerate/deepspeed_zero2.yaml, which splits moments and gradients"
+            )
         plugin.deepspeed_config["gradient_clipping"] = clip_norm
 
 
@@ -162,6 +182,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
 
     source = open_source(recipe)
     target = read_target(recipe.target)
+    check_lm_head(target)
     states = source.read(0, []).last_hidden
     exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
     check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
@@ -176,7 +197,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     train_rows, held_out = (~source.validation).nonzero()[:, 0], source.validation.nonzero()[:, 0].tolist()
     sampler = StepSampler(source.lengths[train_rows], train_rows, cfg.tokens_per_step, cfg.seed)
     total_steps = cfg.max_steps or (cfg.epochs * sampler.steps_per_epoch() if cfg.epochs else None)
-    clip_in_deepspeed(accelerator, cfg.clip_norm)
+    set_up_deepspeed(accelerator, cfg.clip_norm)
     objective, optimizer = accelerator.prepare(objective, optimizer)
 
     if accelerator.is_main_process:

@@ -41,6 +41,7 @@ from train.objective import Output
 from train.packing import Batch, collate, fixed_batches
 
 FORWARD_TOKENS = 1024  # tokens (pads included) in one forward pass of the target; rows of similar length go together
+WIDTH = 64  # padded rows are a multiple of so many tokens wide: bfloat16 products on a CPU are compiled for each number of rows that occurs
 
 
 class Medusa2Objective(nn.Module):
@@ -85,6 +86,7 @@ class Medusa2Objective(nn.Module):
         states: list[Tensor | None] = [None] * len(rows)
         for members in plan_batches(lengths, FORWARD_TOKENS):
             ids = pad_sequence([rows[i] for i in members], batch_first=True)
+            ids = nn.functional.pad(ids, (0, -ids.shape[1] % WIDTH))
             output = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
             for i, state in zip(members, output, strict=True):
                 states[i] = state[: lengths[i]]

@@ -99,6 +99,20 @@ def test_rope_of_the_target_survives(rope):
     torch.testing.assert_close(got, want[0].transpose(0, 1))
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}], ids=["default", "yarn"]
+)
+def test_a_partial_rotary_factor_turns_that_share_of_each_head(more):
+    """METHODS §15.16: a family that turns a quarter of each head (GLM, StableLM), as vLLM does."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25} | more
+    target = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=16, max_position_embeddings=256, rope_parameters=rope)
+    cos, _ = Rotary(draft_llama_config(target, 1))(torch.randn(9, 4, 16), torch.arange(9))
+    assert cos.shape == (9, 4)
+    if not more:
+        angles = torch.arange(9)[:, None] / 1e4 ** (torch.arange(0, 4, 2) / 4)
+        torch.testing.assert_close(cos, angles.cos().repeat(1, 2))
+
+
 def test_partial_rotary_leaves_the_rest():
     x, angle = torch.randn(3, 2, 8), torch.rand(3, 2).repeat(1, 2) + 0.1
     turned = rotate(x, angle.cos(), angle.sin())

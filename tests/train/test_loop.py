@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from accelerate.utils import DeepSpeedPlugin
 from safetensors.torch import load_file
 
 from data_prep.__main__ import main as data_prep
-from recipes.errors import FeatureError, HeadstartError, RecipeError
+from recipes.errors import FeatureError, HeadstartError, RecipeError, TargetError
 from recipes.schema import Train, load_recipe
 from train import loop
 from train.eagle3 import Eagle3Objective
@@ -179,11 +180,11 @@ def test_learning_rate_closed_form(schedule, expected):
     assert [learning_rate(cfg, step / 10) for step in (0, 1, 2, 6, 10)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2])
 def test_deepspeed_clips_by_the_recipe(stage):
     """DeepSpeed's engine clips by itself, at what its configuration says once accelerate's `prepare` has filled it in."""
     plugin = DeepSpeedPlugin(hf_ds_config=str(ROOT / f"recipes/deepspeed/zero{stage}.json"))  # reads and checks it without DeepSpeed
-    loop.clip_in_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
+    loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
     plugin.deepspeed_config_process(
         must_match=False,
         **{"gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False},  # as `prepare` calls it
@@ -191,10 +192,24 @@ def test_deepspeed_clips_by_the_recipe(stage):
     assert plugin.deepspeed_config["gradient_clipping"] == 0.3
 
 
+def test_zero_3_is_refused():
+    """B37: its weights are empty outside their modules, where the losses read them."""
+    plugin = DeepSpeedPlugin(hf_ds_config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
+    with pytest.raises(HeadstartError, match="zero_stage=3.*deepspeed_zero2.yaml"):
+        loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
+
+
+def test_an_lm_head_with_a_bias_is_refused(small_target):
+    """The teacher's logits would lack it, in every objective."""
+    loop.check_lm_head(small_target)
+    with pytest.raises(TargetError, match="the LM head has a bias .largest value 2"):
+        loop.check_lm_head(replace(small_target, lm_head_bias=torch.full((50,), -2.0)))
+
+
 def test_deepspeed_is_told_before_prepare(store, tmp_path, monkeypatch):
     """`prepare` builds the engine: what it is told later, it does not read. Without DeepSpeed there is nobody to tell."""
     calls = []
-    monkeypatch.setattr(loop, "clip_in_deepspeed", lambda accelerator, clip_norm: calls.append(clip_norm))
+    monkeypatch.setattr(loop, "set_up_deepspeed", lambda accelerator, clip_norm: calls.append(clip_norm))
 
     def prepare(*args):
         calls.append("prepare")
