@@ -29,7 +29,8 @@ def check_export(recipe: Recipe, target: TargetParts, recipe_path: str = "RECIPE
     same value: a server guesses what is missing, and accepts next to nothing then (B31).
 
     Raises:
-        ExportError: no export (names the command that makes one), another method or target, a tensor or field that is missing or altered.
+        ExportError: no export (names the command that makes one), another method or target, a tensor or field that is missing or
+            altered, or a head that drafts fewer tokens in a round than `eval.k` asks for.
     """
     folder = recipe.export_dir
     if not folder.is_dir():
@@ -44,9 +45,15 @@ def check_export(recipe: Recipe, target: TargetParts, recipe_path: str = "RECIPE
         )
     again = f"export it again: `python -m train.export {recipe.run_dir}`"
     try:
-        head, _ = load_exported_head(folder, target)
+        head, trained = load_exported_head(folder, target)
     except KeyError as e:
         raise ExportError(f"{folder / 'config.json'} lacks {e}, which vLLM would guess; {again}.") from None
+    reach = trained.head.max_depth
+    if reach is not None and max(recipe.eval.k) > reach:
+        raise ExportError(
+            f"{folder} holds a head that drafts {reach} tokens in a round, and eval.k={recipe.eval.k} asks for {max(recipe.eval.k)}: "
+            f"lower eval.k to {reach}, or train a head with more."
+        )
     expected: dict[str, Any] = json.loads(json.dumps(head.served_config(), default=str))  # type: ignore[operator]
     faults = [
         f"{key} is {json.dumps(config[key]) if key in config else 'missing'}, trained was {json.dumps(value)}"

@@ -30,7 +30,7 @@ from eval.prepare import check_export, fingerprint_of, model_length, read_prompt
 from eval.records import append_record, read_records
 from eval.suffix import SuffixDrafter
 from eval.target_cache import TargetCache
-from eval.trees import medusa_paths, rank_accuracies, rank_hits, shape_from_paths
+from eval.trees import check_fits, medusa_paths, rank_accuracies, rank_hits, shape_from_paths
 from eval.verify import RULES, TorchDice
 from eval.vllm_engine import Cell, threads
 from heads.exported import load_exported_head
@@ -268,9 +268,12 @@ def calibrated_medusa(recipe: Recipe, model: PreTrainedModel, head: Any) -> Medu
     """Medusa's tree for this head, from the ranks of the target's own tokens in answers to prompts that are not measured.
 
     Raises:
-        RecipeError: eval.max_prompts leaves no prompt of the first set for calibration.
+        RecipeError: the tree does not fit the head, or eval.max_prompts leaves no prompt of the first set for calibration.
     """
     cfg = recipe.eval
+    check_fits(cfg.tree_depth, cfg.tree_top_k, head_depth=head.block.max_depth, vocab_size=len(head.vocab.ids))
+    if cfg.tree_nodes < 2:
+        raise RecipeError(f"eval.tree_nodes={cfg.tree_nodes} leaves no room for a draft beside the root; set it to 2 or more.")
     spare = read_prompts(recipe.model_copy(update={"eval": cfg.model_copy(update={"max_prompts": None, "prompts": cfg.prompts[:1]})}))
     prompts = spare[cfg.prompts[0]][cfg.max_prompts or len(spare[cfg.prompts[0]]) :][:CALIBRATION_PROMPTS]
     if not prompts:

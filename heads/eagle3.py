@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from heads.autoregressive import AutoregressiveHead, DraftLayer
-from heads.exported import copy_tensors, rename_tensors
+from heads.exported import copy_tensors, rename_tensors, same_values
 from heads.layers import Linear, RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
@@ -154,7 +154,7 @@ class Eagle3Head(AutoregressiveHead):
         LM head rows are matched by target token; tokens that the other draft vocabulary lacks keep their rows.
 
         Raises:
-            ExportError: a tensor is missing, unknown, there twice, or of another shape.
+            ExportError: a tensor is missing, unknown, there twice, or of another shape, or the embedding is not the target's.
         """
         tensors = rename_tensors(tensors, lambda name: name.replace("midlayer.", "layers.0."))
         own = self.state_dict()
@@ -163,9 +163,21 @@ class Eagle3Head(AutoregressiveHead):
         copy_tensors({k: v for k, v in own.items() if k != "lm_head.weight"}, tensors, beside | unused)
         offsets = tensors.get("d2t")
         theirs = torch.arange(self.vocab.size) if offsets is None else offsets.long() + torch.arange(len(offsets))
-        if "lm_head.weight" in tensors:
+        embedding, lm_head = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
+        if embedding is not None and not same_values(embedding, self.embed_tokens):
+            raise ExportError(
+                f"embed_tokens.weight of the draft {tuple(embedding.shape)} is not the target's {tuple(self.embed_tokens.shape)}: it was "
+                "trained for another target, or with an embedding of its own. This head borrows the target's; train one for this target."
+            )
+        if lm_head is not None and lm_head.shape != (len(theirs), self.config.hidden_size):
+            raise ExportError(
+                f"lm_head.weight of the draft is {tuple(lm_head.shape)}, but "
+                + (f"without d2t it covers all {len(theirs)} tokens" if offsets is None else f"its d2t names {len(theirs)} tokens")
+                + f", {self.config.hidden_size} numbers each: which row is which token cannot be told. Get the whole draft again."
+            )
+        if lm_head is not None:
             where = DraftVocab(theirs, self.vocab.size).to_draft(self.vocab.ids)
-            own["lm_head.weight"][where >= 0] = tensors["lm_head.weight"][where[where >= 0]].to(own["lm_head.weight"].dtype)
+            own["lm_head.weight"][where >= 0] = lm_head[where[where >= 0]].to(own["lm_head.weight"].dtype)
         elif not self.vocab.full:
             raise ExportError("the draft has no lm_head.weight, so it drafts over the whole vocabulary; leave head.draft_vocab_size empty")
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +19,14 @@ from safetensors.torch import save_file
 from eval.__main__ import main, next_command, serve_command
 from eval.prepare import check_export, engines_of, fingerprint_of, model_length, read_prompts
 from eval.records import read_records
+from heads import head_class
 from heads.pard import PROJECTION_FILES
 from heads.target import read_target
+from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
 from recipes.schema import Recipe, load_recipe
+from tests.eval.conftest import random_rows
+from train.export import export_head
 
 Arguments = Callable[..., list[str]]
 REQUIRED = [  # B31: what a server guesses where it is missing
@@ -113,6 +118,19 @@ def test_an_export_of_another_method_is_refused(copied: Recipe):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"method": "medusa"}))
     with pytest.raises(ExportError, match="'medusa'.*'eagle3'"):
         check_export(copied, read_target(copied.target))
+
+
+def test_fewer_heads_in_the_file_than_k_asks_for(recipe_arguments: Arguments, tiny_target: Path, capsys: pytest.CaptureFixture[str]):
+    """VLLM_FORMATS §3: the server would make up the missing LM heads; the recipe alone, with its five heads, cannot tell."""
+    overrides = recipe_arguments()[1:]
+    few = load_recipe("recipes/debug/medusa.yaml", [*overrides, "head.num_heads=2", "eval.k=[2]"])
+    target = read_target(few.target)
+    head = head_class("medusa")(few.head, target, DraftVocab(torch.arange(target.vocab_size), target.vocab_size))
+    export_head(few, head, target, random_rows([], target.hidden_size), {}, few.export_dir)
+    assert check_export(few, target)["method"] == "medusa"
+    for engine in ("vllm", "reference"):
+        assert main(["recipes/debug/medusa.yaml", *overrides, "head.num_heads=5", "eval.k=[2,3]", f"eval.engine={engine}"]) == 2
+        assert re.search(r"drafts 2 tokens in a round, and eval.k=\[2, 3\] asks for 3: lower eval.k to 2", capsys.readouterr().err)
 
 
 def test_engines_of_a_recipe(recipe_arguments: Arguments, exported: Path):

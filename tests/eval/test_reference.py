@@ -150,6 +150,41 @@ def test_what_does_not_fit_is_refused_before_anything_is_measured(changes, says,
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["eval.tree_top_k=129"], "wider than the head's vocabulary of 128"),
+        (["eval.tree_nodes=1"], "leaves no room"),
+        (["eval.max_prompts=null"], "lower eval.max_prompts"),
+    ],
+)
+def test_a_medusa_tree_that_does_not_fit_is_refused_before_the_target_runs(changes, says, recipe_arguments, exported, capsys, monkeypatch):
+    monkeypatch.setattr(reference, "decode", lambda *_, **__: pytest.fail("decoded"))
+    asked = ["eval.engine=reference", "eval.tree=medusa", f"export.dir={exported}"]
+    assert main(recipe_arguments(*asked, *changes)) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["tokenwise", "typical"])
+def test_medusas_tree_from_calibration_to_report(rule, recipe_arguments, exported):
+    """Calibrated, grown and verified by the command that users run; typical acceptance is told to be not lossless."""
+    sizes = ["eval.tree_depth=3", "eval.tree_nodes=8", "eval.tree_top_k=3", "eval.k=[2]", "eval.max_tokens=6", "eval.max_prompts=2"]
+    asked = [
+        "eval.engine=reference",
+        "eval.tree=medusa",
+        f"eval.verification={rule}",
+        "eval.temperature=[0.0,1.0]",
+        f"export.dir={exported}",
+    ]
+    command = recipe_arguments(*asked, *sizes)
+    assert main(command) == 0
+    report = json.loads((load_recipe(command[0], command[1:]).report_dir / "report.json").read_text())
+    trees = [run for run in report["runs"] if run["method"] == "eagle3, medusa tree"]
+    assert [(run["temperature"], run["lossless"]) for run in trees] == [(0.0, True), (1.0, rule == "tokenwise")]
+    assert trees[0]["identical_to_baseline"] == "2/2" and trees[0]["not_argmax"] == []
+    assert all(run["num_draft_tokens"] == 7 * run["num_drafts"] > 0 for run in trees)
+
+
 @pytest.mark.parametrize(("field", "value", "says"), [("fingerprint", "0123", "fingerprint 0123"), ("hidden_size", 128, "of width 128")])
 def test_an_export_for_another_target_is_refused(field, value, says, arguments, trained_export, capsys, tmp_path):
     shutil.copytree(trained_export, tmp_path / "export")
@@ -262,6 +297,12 @@ def test_what_vllm_does_not_run_is_passed_over(monkeypatch, capsys):
     monkeypatch.setattr("eval.vllm_engine.run_cells", lambda job, file, on_tick, impossible: ours[:1])
     assert compare_engines("recipes/debug/pard.yaml", []) == 0
     assert capsys.readouterr().out.count("requests (100%)") == 1
+
+
+def test_a_head_that_vllm_does_not_run_has_no_parity(monkeypatch, capsys):
+    monkeypatch.setattr("eval.reference.measure_cells", lambda recipe, path: pytest.fail("nothing has to be measured"))
+    assert compare_engines("recipes/debug/mtp.yaml", ["head.shared=false"]) == 0
+    assert "not compared: vLLM runs only the first MTP module" in capsys.readouterr().out
 
 
 def test_the_margin_is_the_targets_at_that_token(model, greedy, prompts):

@@ -119,6 +119,37 @@ def test_published_names_are_read(parts):
     assert torch.equal(wider.lm_head.weight[others], parts.lm_head[others])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fc.weight": None}, r"(?s)does not fit.*missing fc\.weight \(32, 96\)"),
+        ({"midlayer.hidden_norm.weight": None}, r"missing layers\.0\.hidden_norm\.weight"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, r"unknown layers\.0\.self_attn\.q_norm\.weight"),
+        ({"norm.weight": torch.ones(16)}, r"norm\.weight is \(16,\), this head needs \(32,\)"),
+        ({"layers.0.hidden_norm.weight": torch.ones(32)}, r"layers\.0\.hidden_norm\.weight twice, as midlayer\.hidden_norm\.weight and as"),
+        ({"d2t": None}, r"lm_head\.weight of the draft is \(30, 32\), but without d2t it covers all 50 tokens"),
+        ({"lm_head.weight": torch.zeros(50, 32)}, r"lm_head\.weight of the draft is \(50, 32\), but its d2t names 30 tokens"),
+        ({"lm_head.weight": None}, r"no lm_head\.weight"),
+        ({"embed_tokens.weight": torch.zeros(50, 32)}, r"embed_tokens\.weight .* is not the target's"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_published_file_that_does_not_fit(parts, change, message):
+    """B15, B29, VLLM_FORMATS §2: missing, extra and doubled tensors are named; the server would draft wrong tokens without a word."""
+    head = make(parts, 30)
+    published = {name.replace("layers.0.", "midlayer."): v.clone() for name, v in head.served_tensors().items()}
+    tensors = {name: value for name, value in (published | change).items() if value is not None}
+    with pytest.raises(ExportError, match=message):
+        Eagle3Head(head.block, parts, head.vocab).load_served(tensors)
+
+
+def test_the_targets_embedding_in_a_published_file_is_left_out(parts):
+    head = make(parts, 30)
+    other = Eagle3Head(head.block, parts, head.vocab)
+    other.load_served(head.served_tensors() | {"embed_tokens.weight": parts.embed_tokens.half()})
+    assert torch.equal(other.fc.weight, head.fc.weight) and torch.equal(other.lm_head.weight, head.lm_head.weight)
+
+
 def test_missing_and_extra_tensors_are_named(parts):
     """VLLM_FORMATS §0: the server does not notice a missing tensor, so the export does."""
     head = make(parts)

@@ -199,8 +199,8 @@ def test_contradictory_settings():
 
 def test_tied_target_is_not_trained_through_the_head(parts):
     """B23: an LM head that trains is a copy, also where the target's is its embedding."""
-    tied = replace(parts, lm_head=parts.embed_tokens)
-    head, before = make(tied), parts.embed_tokens.clone()
+    tied, before = replace(parts, lm_head=parts.embed_tokens), parts.embed_tokens.clone()
+    head = make(tied)  # its trained weights are changed in place
     assert torch.equal(parts.embed_tokens, before)
     assert all(weight.weight.data_ptr() != tied.lm_head.data_ptr() for weight in head.lm_heads)
 

@@ -106,6 +106,25 @@ def test_loss_is_the_papers(tiny, batch):
     assert objective.target_loss(states, batch, "kl")[0].loss_sum.item() == pytest.approx(kl, rel=1e-3)
 
 
+@pytest.mark.parametrize("progress", [0.1, 0.6], ids=["heads alone", "both"])
+@pytest.mark.parametrize("documents", [[], [(3, 0)], [(2, 1)], [(1, 2), (5, 1)]], ids=str)
+def test_short_rows_and_nothing_supervised(tiny, documents, progress):
+    """B03, B36: rows shorter than the heads reach, without an answer, or none at all: a finite loss that reaches every parameter."""
+    objective = make(tiny, heads=4, head_warmup=0.4)
+    objective.progress = progress
+    rows = []
+    for prompt, answer in documents:
+        n = prompt + answer
+        rows.append(SimpleNamespace(input_ids=torch.randint(256, (n,)), loss_mask=torch.arange(n) >= prompt, hidden={}))
+        rows[-1].last_hidden = torch.randn(n, 64)
+    out = objective(collate(rows, [], 64))
+    out.loss_sum.backward()
+    learning = [p for p in objective.parameters() if p.requires_grad]
+    assert torch.isfinite(out.loss_sum) and all(p.grad is not None and torch.isfinite(p.grad).all() for p in learning)
+    if not any(answer for _, answer in documents):
+        assert out.loss_sum.item() == 0 and not any(p.grad.any() for p in learning)
+
+
 def test_schedules():
     """METHODS §1.3: constant, step / max, sin(π/2 · step / max)."""
     of = lambda name, t: heads_schedule(Settings(heads_schedule=name), t)  # noqa: E731
