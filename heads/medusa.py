@@ -10,7 +10,10 @@ A head is residual blocks z ← z + SiLU(W z + b), then an LM head. W and b star
 target's own LM head says. Each head has an LM head of its own (started from the target's rows), or all share one, which
 may stay the target's. Nothing is fed back: the heads of a round know nothing of each other's drafts.
 
-Shapes: n entries, H hidden size, V target vocabulary, K heads.
+With a draft vocabulary of D tokens the LM heads have D rows. vLLM 0.32 loads Medusa's LM heads over all V tokens only, so the
+export gives every other token the mean of those rows: a mean of logits is never above the largest one, and no such token is drafted.
+
+Shapes: n entries, H hidden size, V target vocabulary, D draft vocabulary, K heads.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from heads.cache import DraftCache
 from heads.exported import copy_tensors, rename_tensors, same_values
 from heads.layers import Linear
 from heads.target import TargetParts
-from heads.vocab import DraftVocab, whole_vocab
+from heads.vocab import DraftVocab
 from recipes.errors import ExportError, RecipeError
 from recipes.head_blocks import MedusaHead as MedusaBlock
 
@@ -51,21 +54,23 @@ class ResidualBlocks(nn.Module):
 class MedusaHead(nn.Module):
     """All draft heads. A shared LM head that stays the target's is borrowed: in no checkpoint, but in the export (vLLM wants it)."""
 
-    lm_head: Tensor  # [V, H], only where it is borrowed
+    lm_head: Tensor  # [D, H], only where it is borrowed
 
     def __init__(self, block: MedusaBlock, target: TargetParts, vocab: DraftVocab):
         super().__init__()
         H, V = target.hidden_size, target.vocab_size
-        self.block, self.vocab, self.config = block, whole_vocab(vocab), {"hidden_size": H, "vocab_size": V}
-        self.trained_vocab = vocab  # what training compares; drafts are over all tokens
+        self.block, self.vocab, self.config = block, vocab, {"hidden_size": H, "vocab_size": V}
+        rows = target.lm_head if vocab.full or target.lm_head.is_meta else target.lm_head[vocab.ids]
         self.blocks = nn.ModuleList(ResidualBlocks(H, block.num_layers) for _ in range(block.num_heads))
         if block.train_lm_head:
-            self.lm_heads = nn.ModuleList(nn.Linear(H, V, bias=False) for _ in range(1 if block.shared_lm_head else block.num_heads))
+            self.lm_heads = nn.ModuleList(
+                nn.Linear(H, len(vocab.ids), bias=False) for _ in range(1 if block.shared_lm_head else block.num_heads)
+            )
             if not target.lm_head.is_meta:
                 for lm_head in self.lm_heads:
-                    lm_head.load_state_dict({"weight": target.lm_head})
+                    lm_head.load_state_dict({"weight": rows})
         else:
-            self.register_buffer("lm_head", target.lm_head, persistent=False)
+            self.register_buffer("lm_head", rows, persistent=False)
 
     # ---- pieces that training and drafting share -------------------------------------------------------------
 
@@ -79,7 +84,7 @@ class MedusaHead(nn.Module):
         return self.blocks[head](last_hidden)
 
     def lm_head_of(self, head: int) -> Tensor:
-        """[V, H] the LM head of head `head`."""
+        """[D, H] the LM head of head `head`."""
         if not self.block.train_lm_head:
             return self.lm_head
         return self.lm_heads[0 if self.block.shared_lm_head else head].weight  # type: ignore[return-value]
@@ -91,7 +96,7 @@ class MedusaHead(nn.Module):
         return DraftCache(0)
 
     def head_logits(self, last_hidden: Tensor, k: int) -> Tensor:
-        """Post-norm states [n, H] of the last processed tokens → logits [k, n, V] of the first k heads (for chains and trees).
+        """Post-norm states [n, H] of the last processed tokens → logits [k, n, D] of the first k heads (for chains and trees).
 
         Raises:
             RecipeError: k is larger than the number of heads.
@@ -111,13 +116,13 @@ class MedusaHead(nn.Module):
 
         Args:
             hidden: {LAST_HIDDEN: [n, H]}; only the last of the n committed positions is read. tokens: [n], x[t+1] for each.
-            choose: logits [1, V] → token [1], called for heads 0..k-1 in turn.
+            choose: logits [1, D] → draft id [1], called for heads 0..k-1 in turn.
 
         Returns:
             [k] target ids.
         """
         last = hidden[LAST_HIDDEN][-1:].to(self.lm_head_of(0).dtype)
-        return torch.cat([choose(logits) for logits in self.head_logits(last, k)])
+        return self.vocab.ids.to(last.device)[torch.cat([choose(logits) for logits in self.head_logits(last, k)])]
 
     # ---- export: what vLLM reads (VLLM_FORMATS §3) ------------------------------------------------------------
 
@@ -137,8 +142,15 @@ class MedusaHead(nn.Module):
         """Blocks, and LM heads: one each, or the shared one under a name of its own."""
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name.startswith("blocks.")}
         if self.block.shared_lm_head:
-            return tensors | {"lm_head.weight": self.lm_head_of(0)}
-        return tensors | {f"lm_heads.{head}.weight": self.lm_head_of(head) for head in range(self.block.num_heads)}
+            return tensors | {"lm_head.weight": self._over_all_tokens(self.lm_head_of(0))}
+        return tensors | {f"lm_heads.{head}.weight": self._over_all_tokens(self.lm_head_of(head)) for head in range(self.block.num_heads)}
+
+    def _over_all_tokens(self, rows: Tensor) -> Tensor:
+        """[D, H] → [V, H] for the server: tokens outside the draft vocabulary get the mean row, whose logit is never the largest."""
+        if self.vocab.full:
+            return rows
+        whole = rows.mean(0).expand(self.vocab.size, -1)
+        return whole.index_copy(0, self.vocab.ids.to(rows.device), rows)
 
     @torch.no_grad()
     def load_served(self, tensors: dict[str, Tensor]) -> None:
@@ -156,14 +168,23 @@ class MedusaHead(nn.Module):
         found = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
         if found != self.block.num_heads:
             raise ExportError(f"the draft has {found} Medusa heads, the recipe asks for {self.block.num_heads}; set head.num_heads={found}")
-        own = self.served_tensors()
+        own = {name: tensor for name, tensor in self.state_dict().items() if name.startswith("blocks.")}
         if self.block.shared_lm_head:
             tensors = rename_tensors(tensors, lambda name: name.replace("lm_heads.0.", "lm_head."))
+            lm_heads = {"lm_head.weight": self.lm_head_of(0)}
+        else:
+            lm_heads = {f"lm_heads.{head}.weight": self.lm_head_of(head) for head in range(self.block.num_heads)}
+        own |= lm_heads
+        if not self.vocab.full:
+            ids, size = self.vocab.ids, self.vocab.size
+            tensors = {n: t[ids] if n in lm_heads and len(t) == size else t for n, t in tensors.items()}
         if not any(name.startswith("lm_head") for name in tensors):  # legacy: the target's LM head, which every fresh head has
             own = {name: tensor for name, tensor in own.items() if name.startswith("blocks.")}
         elif not self.block.train_lm_head:
             theirs, borrowed = tensors.pop("lm_head.weight", None), own.pop("lm_head.weight")
-            if theirs is None or not same_values(theirs, borrowed):
+            if theirs is not None and self.block.draft_vocab_size is not None and self.vocab.full:
+                self.lm_head = theirs.to(borrowed)  # the served one: the target's rows of the draft vocabulary, and their mean elsewhere
+            elif theirs is None or not same_values(theirs, borrowed):
                 raise ExportError("the draft has LM heads of its own, and head.train_lm_head=false keeps the target's; set it to true")
         copy_tensors(own, tensors)
 

@@ -102,7 +102,7 @@ class MedusaHead(HeadBlock):
     num_layers: PositiveInt = 1  # residual blocks a head
     shared_lm_head: bool = False  # one LM head for all draft heads instead of one each
     train_lm_head: bool = True  # false: the shared LM head stays the target's, only the residual blocks learn
-    draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
+    draft_vocab_size: PositiveInt | None = None  # None: the target's whole vocabulary; the served LM heads have rows for all tokens
 
     @property
     def max_depth(self) -> int:

@@ -58,6 +58,10 @@ class Compared(nn.Module):
             return DraftHead(weight[self.ids], self.rows, self.target)
         return DraftHead(weight, self.all_rows, self.target)
 
+    def reduced_head(self, weight: Tensor) -> DraftHead:
+        """The same from an LM head [D, H] that has rows for the compared tokens only, to be taken with `places`."""
+        return DraftHead(weight, self.all_rows if self.rows is None else self.rows, self.target)
+
 
 class Depths:
     """The supervised (row, depth) pairs of one batch."""

@@ -26,7 +26,7 @@ class MedusaObjective(nn.Module):
     def __init__(self, head: MedusaHead, target: TargetParts, objective: MedusaBlock):
         super().__init__()
         self.head, self.objective = head, objective
-        self.compared = Compared(head.trained_vocab, target)
+        self.compared = Compared(head.vocab, target)
 
     def forward(self, batch: Batch) -> Output:
         return heads_loss(self.head, batch.last_hidden, batch, self.compared, self.objective)
@@ -43,10 +43,10 @@ def heads_loss(head: MedusaHead, states: Tensor, batch: Batch, compared: Compare
     rows = [shift.label_weight(batch.loss_mask, batch.document, i).nonzero()[:, 0] for i in heads]
     weights = [torch.full((len(row),), objective.head_decay ** (i + 1), device=row.device) for i, row in enumerate(rows)]
     if head.block.shared_lm_head:
-        through = compared.draft_head(head.lm_head_of(0))
+        through = compared.reduced_head(head.lm_head_of(0))
     else:
-        through = [compared.draft_head(head.lm_head_of(i)) for i in heads]
-    pairs = Depths(batch, rows, compared.draft_ids())
+        through = [compared.reduced_head(head.lm_head_of(i)) for i in heads]
+    pairs = Depths(batch, rows, compared.places)
     return pairs.output(pairs.compare([head.states(states[row], i) for i, row in enumerate(rows)], weights, through, objective.loss))
 
 

@@ -59,7 +59,7 @@ class Medusa2Objective(nn.Module):
         self.progress = 0.0  # share of the run that is behind; the loop sets it
         self.model = load_target_model(target.source)
         adapt(self.model, objective)
-        self.compared = Compared(head.trained_vocab, target)
+        self.compared = Compared(head.vocab, target)
         # What does not learn is in no checkpoint: it is read from the target again.
         parameters = self.model.named_parameters(remove_duplicate=False)
         self.frozen = {f"model.{name}" for name, parameter in parameters if not parameter.requires_grad}

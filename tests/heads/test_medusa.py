@@ -21,9 +21,9 @@ GREEDY = lambda logits: logits.argmax(-1)  # noqa: E731
 LM_HEADS = [{}, {"shared_lm_head": True}, {"shared_lm_head": True, "train_lm_head": False}]
 
 
-def make(parts, trained=True, **block) -> MedusaHead:
+def make(parts, trained=True, vocab=FULL, **block) -> MedusaHead:
     torch.manual_seed(1)
-    head = MedusaHead(Block(num_heads=block.pop("num_heads", 3), **block), parts, FULL)
+    head = MedusaHead(Block(num_heads=block.pop("num_heads", 3), **block), parts, vocab)
     if trained:
         with torch.no_grad():
             for p in head.parameters():
@@ -182,11 +182,24 @@ def test_tree_deeper_than_the_heads():
     assert load_recipe("recipes/debug/medusa.yaml", [*tree, "eval.tree_depth=4"]).eval.tree_depth == 4
 
 
-def test_drafts_are_over_all_tokens(parts):
-    """VLLM_FORMATS §3: token_map fails in the server; a frequent part of the vocabulary is for training only."""
-    head = MedusaHead(Block(draft_vocab_size=30), parts, DraftVocab(torch.arange(30), 50))
-    assert head.vocab.full and head.head_logits(torch.randn(1, 32), 5).shape == (5, 1, 50) and len(head.trained_vocab.ids) == 30
-    assert all(lm_head.weight.shape == (50, 32) for lm_head in head.lm_heads)
+@pytest.mark.parametrize("lm_heads", LM_HEADS, ids=str)
+def test_a_draft_vocabulary_is_served_as_whole_lm_heads_that_never_draft_other_tokens(parts, lm_heads):
+    """VLLM_FORMATS §3: token_map fails in the server. AL~ and AL may not differ by what rows that nobody trained would say."""
+    ids = torch.arange(0, 50, 3)
+    vocab = DraftVocab(ids, 50)
+    head, h = make(parts, vocab=vocab, draft_vocab_size=len(ids), **lm_heads), torch.randn(400, 32)
+    assert head.head_logits(h, 3).shape == (3, 400, len(ids))
+    tensors = head.served_tensors()
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == head.served_shapes(head.served_config())
+    loaded = make(parts, trained=False, draft_vocab_size=len(ids), **lm_heads)  # as eval does: over all tokens, from the export alone
+    loaded.load_served(tensors)
+    best = loaded.head_logits(h, 3).argmax(-1)
+    assert torch.equal(best, ids[head.head_logits(h, 3).argmax(-1)]) and best.unique().numel() > 3
+    again = make(parts, trained=False, vocab=vocab, draft_vocab_size=len(ids), **lm_heads)  # as fine-tuning does
+    again.load_served(tensors)
+    torch.testing.assert_close(again.head_logits(h, 3), head.head_logits(h, 3))
+    drafted = head.propose({LAST_HIDDEN: h[:1]}, torch.zeros(1), torch.zeros(1), head.new_cache(), 3, GREEDY)
+    assert torch.equal(drafted, best[:, 0])
 
 
 def test_contradictory_settings():
