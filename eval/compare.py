@@ -2,8 +2,9 @@
 
     python -m eval.compare reports/smollm2-135m-eagle3 reports/smollm2-135m-medusa …
 
-Figures are the reports' own (vLLM's or the reference decoder's, as each says); nothing is measured here. Parameters, speed, time
-and memory are those of the training run that the export names.
+Figures are the reports' own (vLLM's or the reference decoder's, as each says); nothing is measured here. Draft time is that of a
+round, for all requests in flight, mean over the prompt sets. Parameters, speed, time and memory are those of the training run that
+the export names.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
         first, training = row["cells"].get(sets[0], {}), row["training"]
-        draft = [run["round_seconds"]["draft"] for run in row["cells"].values() if run.get("round_seconds")]
+        draft = [run.get("draft_seconds") or run.get("round_seconds", {}).get("draft") for run in row["cells"].values()]
+        draft = [seconds for seconds in draft if seconds]
         seconds = training.get("seconds")
         cells = [
             f"{row['report']}: {row['method']}" + (f", T={row['temperature']:g}" if row["temperature"] else ""),

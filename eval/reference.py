@@ -174,6 +174,8 @@ def key_of(recipe: Recipe, target_fingerprint: str, method: Method, cell: Cell, 
         ignored |= {key for key in type(recipe.eval).model_fields if key.startswith("tree")}
     settings = [recipe.eval.model_dump(mode="json", exclude=ignored), recipe.target.model_dump(mode="json"), target_fingerprint, head]
     settings += [method.name, method.k, asdict(cell), prompts, torch.__version__, torch.cuda.is_available(), threads()]
+    if isinstance(method.drafter, MedusaDrafter):
+        settings.append(method.drafter.shape)  # calibrated on prompts that the settings of a cell do not name
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
