@@ -99,7 +99,8 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     recipe = with_own_target(recipe)
     target = read_target(recipe.target)
     head, trained = load_exported_head(recipe.export_dir, target)
-    longest = max(k for _, _, k, _ in cells)
+    lengths = sorted({k for _, _, k, _ in cells})
+    longest = lengths[-1]
     if head.block.max_depth is None and getattr(head.block, "unroll_steps", longest) < longest:  # it drafts further than it was trained
         head.block = head.block.model_copy(update={"unroll_steps": longest})
     # Medusa-2's heads are Medusa's once the target is the adapted one.
@@ -109,11 +110,14 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     tokenizer = load_tokenizer(recipe.target)
     if recipe.data.chat_template:
         tokenizer.chat_template = read_template(recipe.data.chat_template)
+    estimates: dict[str, dict[int, float]] = {}  # most cells of a prompt set hold the same answers: they are estimated once
     for engine, name, k, cell in cells:
-        prompts = [render_prompt(p.messages, tokenizer) for p in load_prompt_set(name)[: len(cell["requests"])]]
-        texts = DecodedTexts(prompts, [r["output_ids"] for r in cell["requests"]], model, recipe.features.batch_tokens)
-        rows = list(range(len(prompts)))
-        estimate = validate(objective, texts, rows, layers, trained.train.micro_batch_tokens, accelerator, [k])["al"]
+        answers = [request["output_ids"] for request in cell["requests"]]
+        if (key := f"{name} {answers}") not in estimates:
+            prompts = [render_prompt(p.messages, tokenizer) for p in load_prompt_set(name)[: len(answers)]]
+            texts, rows = DecodedTexts(prompts, answers, model, recipe.features.batch_tokens), list(range(len(prompts)))
+            estimates[key] = validate(objective, texts, rows, layers, trained.train.micro_batch_tokens, accelerator, lengths)["al"]
+        estimate = estimates[key]
         rounds = [accepted for request in cell["requests"] for accepted in whole_rounds(request, k)]
         where = f"{recipe.method} k={k} on {name}, {engine}"
         if k in estimate and rounds:
