@@ -81,11 +81,11 @@ class Rotary(nn.Module):
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        rope = config.rope_parameters
+        rope: dict[str, Any] = dict(config.rope_parameters or {})  # type: ignore[arg-type]
         if rope.get("rope_type", "default") == "default" and (share := rope.get("partial_rotary_factor", 1.0)) < 1:
             # transformers' default type turns whole heads whatever the factor says; its other types, and vLLM, obey it
             config = copy.copy(config)
-            config.head_dim = int(config.head_dim * share)
+            config.head_dim = int(config.head_dim * share)  # type: ignore[operator]  # always explicit here
         self.inner = LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
