@@ -24,13 +24,13 @@ from data_prep.manifest import (
     write_atomically,
 )
 from data_prep.regenerate import regenerate_recipe
-from data_prep.render import read_template
+from data_prep.render import chat_tokenizer
 from data_prep.rows import make_rows
 from data_prep.status import wanted_layers
 from data_prep.stop import Stop
 from data_prep.store import CODECS, Rows, write_tensors
 from heads.precision import in_bf16
-from heads.target import load_tokenizer, resolve_target
+from heads.target import resolve_target
 from recipes.errors import DataError, FeatureError
 from recipes.schema import Recipe
 
@@ -56,9 +56,7 @@ def make_tokens(recipe: Recipe, manifest: Manifest | None, folder: Path) -> Mani
     if manifest is not None and {ROWS, COUNTS} <= manifest.files.keys():
         return manifest
     sources = [str(regenerate_recipe(recipe))] if recipe.data.regenerate is not None else recipe.data.prompts
-    tokenizer = load_tokenizer(recipe.target)
-    if recipe.data.chat_template is not None:
-        tokenizer.chat_template = read_template(recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
     path = resolve_target(recipe.target.path, recipe.target.revision)
     config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.target.trust_remote_code).get_text_config()
     wanted_layers(recipe, config.num_hidden_layers)  # a wrong list fails before the work, not after it

@@ -28,7 +28,7 @@ from typing import Any
 from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers, vllm_answers
 from data_prep.conversations import Conversation, Reject, Tally, read_conversations
 from data_prep.progress import Progress
-from data_prep.render import read_template, render_prompt
+from data_prep.render import chat_tokenizer, render_prompt
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Recipe, Regenerate, Target
 
@@ -68,11 +68,7 @@ def regenerate(
         DataError: no usable prompt, or `output` was written with other settings (both values are named).
         EngineError: the engine is not installed.
     """
-    from heads.target import load_tokenizer
-
-    tokenizer = load_tokenizer(target)
-    if chat_template is not None:
-        tokenizer.chat_template = read_template(chat_template)
+    tokenizer = chat_tokenizer(target, chat_template)
     working = output.with_suffix("") if output.suffix == ".gz" else output
     working.parent.mkdir(parents=True, exist_ok=True)
     check_settings(working, output, settings_record(prompts, target, settings, str(tokenizer.chat_template)))

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data_prep.conversations import Conversation, Reject, Tally
 from recipes.errors import DataError
-from recipes.schema import Data
+from recipes.schema import Data, Target
 
 Message = dict[str, Any]
 Span = tuple[int, int]  # characters [start, end) of a text
@@ -106,6 +106,20 @@ def render_prompt(messages: list[Message], tokenizer: PreTrainedTokenizerBase, t
         DataError: no chat template.
     """
     return _ids(_template(messages, tools, tokenizer, prompt=True), tokenizer)
+
+
+def chat_tokenizer(target: Target, template: str | Path | None) -> PreTrainedTokenizerBase:
+    """The target's tokenizer, with the chat template of `data.chat_template` where one is given.
+
+    Raises:
+        DataError: no such template file, or it is no template.
+    """
+    from heads.target import load_tokenizer
+
+    tokenizer = load_tokenizer(target)
+    if template is not None:
+        tokenizer.chat_template = read_template(template)
+    return tokenizer
 
 
 def read_template(path: str | Path) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from eval.metrics import seconds_drafting
 from recipes.errors import HeadstartError
 
 NOT_DRAFTS = ("baseline",)
@@ -65,8 +66,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
         first, training = row["cells"].get(sets[0], {}), row["training"]
-        draft = [run.get("draft_seconds") or run.get("round_seconds", {}).get("draft") for run in row["cells"].values()]
-        draft = [seconds for seconds in draft if seconds]
+        draft = [seconds for run in row["cells"].values() if (seconds := seconds_drafting(run))]
         seconds = training.get("seconds")
         cells = [
             f"{row['report']}: {row['method']}" + (f", T={row['temperature']:g}" if row["temperature"] else ""),

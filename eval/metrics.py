@@ -12,7 +12,7 @@ vLLM counts `num_drafts` so, and so do we. `DEFINITIONS` has one entry for every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -228,6 +228,11 @@ def per_request(requests: Sequence[RequestCounts]) -> dict[str, Any]:
 
 
 # --- Coverage and repetition ---------------------------------------------------------------------------------------------------
+
+
+def seconds_drafting(run: Mapping[str, Any]) -> float | None:
+    """Drafting time of a round of a report's run, for all requests in flight, from either engine; None where it was not taken."""
+    return run.get("draft_seconds") or run.get("round_seconds", {}).get("draft")
 
 
 def draft_vocab_coverage(target_tokens: Iterable[int], draft_vocab: Collection[int]) -> float | None:

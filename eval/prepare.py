@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from data_prep.prompt_sets import load_prompt_set
-from data_prep.render import read_template, render_prompt
+from data_prep.render import chat_tokenizer, render_prompt
 from eval.vllm_engine import Engine, Job
 from heads.exported import META_FILE, load_exported_head, read_config, read_meta
-from heads.target import TargetParts, load_tokenizer
+from heads.target import TargetParts
 from recipes.errors import ExportError, RecipeError
 from recipes.schema import Recipe
 
@@ -71,9 +71,7 @@ def read_prompts(recipe: Recipe) -> dict[str, list[list[int]]]:
     Raises:
         DataError: unknown or unusable prompt set.
     """
-    tokenizer = load_tokenizer(recipe.target)
-    if recipe.data.chat_template:
-        tokenizer.chat_template = read_template(recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
     prompts = {}
     for name in recipe.eval.prompts:
         chosen = load_prompt_set(name)[: recipe.eval.max_prompts]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from eval.findings import findings
-from eval.metrics import DEFINITIONS, RequestCounts, per_request, repeated_4gram_share
+from eval.metrics import DEFINITIONS, RequestCounts, per_request, repeated_4gram_share, seconds_drafting
 from recipes.schema import Recipe
 
 NAMES = {"acceptance_per_position": "per_position", "acceptance_per_position_conditional": "conditional"}  # shorter in the report
@@ -213,7 +213,7 @@ def row_of(run: Mapping[str, Any]) -> list[str]:
     if "error" in run:
         return [run["method"], str(run["k"] or "")] + ["failed"] + [""] * (len(COLUMNS) - 3)
     plain = run["method"] == "baseline"
-    drafting = run.get("draft_seconds") or run.get("round_seconds", {}).get("draft")
+    drafting = seconds_drafting(run)
     return [
         run["method"],
         str(run["k"] or ""),

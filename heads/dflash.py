@@ -27,12 +27,11 @@ from transformers import LlamaConfig
 from heads import shift
 from heads.autoregressive import Choose, DraftLayer
 from heads.cache import DraftCache, cached_attention
-from heads.exported import copy_tensors, same_values
+from heads.exported import check_borrowed, copy_tensors
 from heads.layers import Attention, Linear, RMSNorm, Rotary, document_attention, draft_llama_config, rotate
 from heads.peagle import check_mask_token
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError
 from recipes.head_blocks import DflashHead as DflashBlock
 
 
@@ -222,12 +221,7 @@ class DflashHead(nn.Module):
         """
         copy_tensors(self.state_dict(), tensors, ignored=("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"))
         for name, own in (("embed_tokens.weight", self.embed_tokens), ("lm_head.weight", self.lm_head)):
-            theirs = tensors.get(name)
-            if theirs is not None and not same_values(theirs, own):
-                raise ExportError(
-                    f"{name} of the draft {tuple(theirs.shape)} is not the target's rows {tuple(own.shape)}: it was trained for another "
-                    "target, or with one of its own, and this head borrows the target's; train one for this target."
-                )
+            check_borrowed(name, tensors.get(name), own)
 
     @staticmethod
     def served_shapes(config: dict) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ from transformers import LlamaConfig
 
 from heads import LAST_HIDDEN
 from heads.autoregressive import AutoregressiveHead, DraftLayer
-from heads.exported import copy_tensors, same_values
+from heads.exported import check_borrowed, copy_tensors
 from heads.layers import Linear, RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab, whole_vocab
@@ -105,12 +105,7 @@ class Eagle1Head(AutoregressiveHead):
         """
         tensors = dict(tensors)
         for name, own in (("embed_tokens.weight", self.embed_tokens), ("lm_head.weight", self.lm_head)):
-            theirs = tensors.pop(name, None)
-            if theirs is not None and not same_values(theirs, own):
-                raise ExportError(
-                    f"{name} of the draft {tuple(theirs.shape)} is not the target's {tuple(own.shape)}: it was trained for another target, "
-                    f"or with an embedding of its own. This head borrows the target's; train one for this target."
-                )
+            check_borrowed(name, tensors.pop(name, None), own)
         bias = tensors.pop("fc.bias", None)
         if bias is not None and bool(bias.any()):
             raise ExportError(

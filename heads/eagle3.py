@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from heads.autoregressive import AutoregressiveHead, DraftLayer
-from heads.exported import copy_tensors, rename_tensors, same_values
+from heads.exported import check_borrowed, copy_tensors, rename_tensors
 from heads.layers import Linear, RMSNorm, draft_llama_config
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
@@ -163,12 +163,8 @@ class Eagle3Head(AutoregressiveHead):
         copy_tensors({k: v for k, v in own.items() if k != "lm_head.weight"}, tensors, beside | unused)
         offsets = tensors.get("d2t")
         theirs = torch.arange(self.vocab.size) if offsets is None else offsets.long() + torch.arange(len(offsets))
-        embedding, lm_head = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
-        if embedding is not None and not same_values(embedding, self.embed_tokens):
-            raise ExportError(
-                f"embed_tokens.weight of the draft {tuple(embedding.shape)} is not the target's {tuple(self.embed_tokens.shape)}: it was "
-                "trained for another target, or with an embedding of its own. This head borrows the target's; train one for this target."
-            )
+        check_borrowed("embed_tokens.weight", tensors.get("embed_tokens.weight"), self.embed_tokens)
+        lm_head = tensors.get("lm_head.weight")
         if lm_head is not None and lm_head.shape != (len(theirs), self.config.hidden_size):
             raise ExportError(
                 f"lm_head.weight of the draft is {tuple(lm_head.shape)}, but "

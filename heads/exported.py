@@ -124,6 +124,15 @@ def same_values(theirs: Tensor, ours: Tensor) -> bool:
     return theirs.shape == ours.shape and torch.allclose(theirs.float(), ours.float(), rtol=1e-2, atol=1e-3)
 
 
+def check_borrowed(name: str, theirs: Tensor | None, own: Tensor) -> None:
+    """Raises ExportError where a draft's file holds, as `theirs`, another tensor than the target's `own` that the head borrows."""
+    if theirs is not None and not same_values(theirs, own):
+        raise ExportError(
+            f"{name} of the draft {tuple(theirs.shape)} is not the target's rows {tuple(own.shape)}: it was trained for another target, "
+            "or with one of its own. This head borrows the target's; train one for this target."
+        )
+
+
 def served_vocab(tensors: dict[str, Tensor], vocab_size: int) -> DraftVocab:
     """The draft vocabulary that `d2t` offsets describe; without them, the whole one (B15)."""
     if "d2t" not in tensors:

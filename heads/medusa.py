@@ -140,10 +140,16 @@ class MedusaHead(nn.Module):
 
     def served_tensors(self) -> dict[str, Tensor]:
         """Blocks, and LM heads: one each, or the shared one under a name of its own."""
-        tensors = {name: tensor for name, tensor in self.state_dict().items() if name.startswith("blocks.")}
+        return self._served_blocks() | {name: self._over_all_tokens(rows) for name, rows in self._served_lm_heads().items()}
+
+    def _served_blocks(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("blocks.")}
+
+    def _served_lm_heads(self) -> dict[str, Tensor]:
+        """Each LM head [D, H] by the name that the server gives it."""
         if self.block.shared_lm_head:
-            return tensors | {"lm_head.weight": self._over_all_tokens(self.lm_head_of(0))}
-        return tensors | {f"lm_heads.{head}.weight": self._over_all_tokens(self.lm_head_of(head)) for head in range(self.block.num_heads)}
+            return {"lm_head.weight": self.lm_head_of(0)}
+        return {f"lm_heads.{head}.weight": self.lm_head_of(head) for head in range(self.block.num_heads)}
 
     def _over_all_tokens(self, rows: Tensor) -> Tensor:
         """[D, H] → [V, H] for the server: tokens outside the draft vocabulary get the mean row, whose logit is never the largest."""
@@ -168,18 +174,15 @@ class MedusaHead(nn.Module):
         found = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
         if found != self.block.num_heads:
             raise ExportError(f"the draft has {found} Medusa heads, the recipe asks for {self.block.num_heads}; set head.num_heads={found}")
-        own = {name: tensor for name, tensor in self.state_dict().items() if name.startswith("blocks.")}
+        blocks, lm_heads = self._served_blocks(), self._served_lm_heads()
+        own = blocks | lm_heads
         if self.block.shared_lm_head:
             tensors = rename_tensors(tensors, lambda name: name.replace("lm_heads.0.", "lm_head."))
-            lm_heads = {"lm_head.weight": self.lm_head_of(0)}
-        else:
-            lm_heads = {f"lm_heads.{head}.weight": self.lm_head_of(head) for head in range(self.block.num_heads)}
-        own |= lm_heads
         if not self.vocab.full:
             ids, size = self.vocab.ids, self.vocab.size
             tensors = {n: t[ids] if n in lm_heads and len(t) == size else t for n, t in tensors.items()}
         if not any(name.startswith("lm_head") for name in tensors):  # legacy: the target's LM head, which every fresh head has
-            own = {name: tensor for name, tensor in own.items() if name.startswith("blocks.")}
+            own = blocks
         elif not self.block.train_lm_head:
             theirs, borrowed = tensors.pop("lm_head.weight", None), own.pop("lm_head.weight")
             if theirs is not None and self.block.draft_vocab_size is not None and self.vocab.full:

@@ -54,8 +54,8 @@ class Compared(nn.Module):
 
     def draft_head(self, weight: Tensor) -> DraftHead:
         """What `Depths.compare` takes, from the draft's LM head [V, H]."""
-        if self.training and self.ids is not None and self.rows is not None:
-            return DraftHead(weight[self.ids], self.rows, self.target)
+        if self.training and self.ids is not None:
+            return self.reduced_head(weight[self.ids])
         return DraftHead(weight, self.all_rows, self.target)
 
     def reduced_head(self, weight: Tensor) -> DraftHead:

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 
 from data_prep.extract import load_extraction_model, online_features
 from data_prep.prompt_sets import load_prompt_set
-from data_prep.render import read_template, render_prompt
+from data_prep.render import chat_tokenizer, render_prompt
 from data_prep.store import RowFeatures
 from heads.exported import load_exported_head, with_own_target
-from heads.target import load_tokenizer, read_target
+from heads.target import read_target
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 from train.objective import objective_class
@@ -107,9 +107,7 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     objective = objective_class({"medusa2": "medusa"}.get(trained.method, trained.method))(head, target, trained.objective)
     layers, accelerator, model = head.block.feature_layers(target.num_layers), Accelerator(), load_extraction_model(recipe.target)
     objective.to(accelerator.device)
-    tokenizer = load_tokenizer(recipe.target)
-    if recipe.data.chat_template:
-        tokenizer.chat_template = read_template(recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
     estimates: dict[str, dict[int, float]] = {}  # most cells of a prompt set hold the same answers: they are estimated once
     for engine, name, k, cell in cells:
         answers = [request["output_ids"] for request in cell["requests"]]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from heads import shift
 from heads.eagle3 import Eagle3Head
@@ -10,6 +9,7 @@ from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.head_blocks import Eagle3Head as Block
 from recipes.objective_blocks import DistributionObjective as Settings
+from tests.train.plain import assert_reaches_every_parameter, plain_pair
 from train.eagle3 import Eagle3Objective
 from train.packing import Batch, collate
 
@@ -49,18 +49,8 @@ def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, voca
             depths = [i for i in range(DEPTHS) if i < left and bool(batch.loss_mask[t + 1 + i])]
             logits = real_drafts(objective.head, batch, t, max(depths) + 1) if depths else []
             for i in depths:
-                has = i + 1 < left
-                label = int(objective.to_draft[batch.input_ids[t + 2 + i]]) if has else -1
-                counts[i] += has
-                hits[i] += has and int(logits[i].argmax()) == label
-                outside += has and label < 0
-                if has and label < 0:
-                    continue
-                if loss == "ce":
-                    total += 0.5**i * float(F.cross_entropy(logits[i], torch.tensor(label))) if has else 0.0
-                else:
-                    p = (objective.teacher_rows @ batch.last_hidden[t + 1 + i]).softmax(-1)
-                    total += 0.5**i * float((p * (p.log() - logits[i].log_softmax(-1))).sum())
+                value, has, hit, beyond = plain_pair(objective, batch, t, i, logits[i], loss)
+                total, counts[i], hits[i], outside = total + 0.5**i * value, counts[i] + has, hits[i] + hit, outside + beyond
         out = objective(batch)
     assert float(out.loss_sum) == pytest.approx(total, rel=1e-4)
     assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
@@ -92,12 +82,7 @@ def test_unsupervised_tokens_teach_nothing(small_target, packed_batch):
 def test_batches_without_supervision_touch_every_parameter(small_target, packed_batch, loss):
     """B03, B36: a rank with nothing to do still takes part in the step."""
     objective = make(small_target, 30, loss=loss)
-    for batch in (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [1, 3, 5], 32)):
-        out = objective(batch)
-        out.loss_sum.backward()
-        assert torch.isfinite(out.loss_sum)
-        for name, p in objective.named_parameters():
-            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+    assert_reaches_every_parameter(objective, (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [1, 3, 5], 32)))
 
 
 def test_a_frozen_lm_head_stays_the_targets(small_target, packed_batch):

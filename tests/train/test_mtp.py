@@ -15,6 +15,7 @@ from recipes.head_blocks import MtpNativeHead as NativeBlock
 from recipes.objective_blocks import MtpObjective as Settings
 from recipes.schema import Target, load_recipe
 from tests.heads.native_targets import CONFIGS, H, make_target
+from tests.train.plain import assert_reaches_every_parameter
 from train.export import _model_card
 from train.mtp import MtpObjective, depth_weights
 from train.objective import simulate_chain
@@ -143,12 +144,7 @@ def test_overfits_one_row(small_target, packed_batch, fields):
 def test_batches_without_supervision_touch_every_parameter(small_target, packed_batch, fields):
     """B03, B36: a rank with nothing to do still takes part in the step."""
     objective = make(small_target, **fields)
-    for batch in (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [], 32)):
-        out = objective(batch)
-        out.loss_sum.backward()
-        assert torch.isfinite(out.loss_sum)
-        for name, p in objective.named_parameters():
-            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+    assert_reaches_every_parameter(objective, (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [], 32)))
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
@@ -156,12 +152,7 @@ def test_native_layers_take_part_without_supervision(family, tmp_path, packed_ba
     """B03, B36: as above for a target's own layer; experts that no token chose get gradients of zero."""
     target = read_target(Target(path=str(make_target(family, tmp_path)), dtype="float32"))
     objective = MtpObjective(MtpNativeHead(NativeBlock(), target, FULL), target, Settings())
-    for batch in (packed_batch((7, 0), width=H), packed_batch((4, 1), width=H), collate([], [], H)):
-        out = objective(batch)
-        out.loss_sum.backward()
-        assert torch.isfinite(out.loss_sum)
-        for name, p in objective.named_parameters():
-            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+    assert_reaches_every_parameter(objective, (packed_batch((7, 0), width=H), packed_batch((4, 1), width=H), collate([], [], H)))
 
 
 def test_more_modules_than_the_server_runs():

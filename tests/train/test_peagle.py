@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from heads import shift
 from heads.peagle import PeagleHead
@@ -13,6 +12,7 @@ from recipes.errors import DataError
 from recipes.head_blocks import PeagleHead as Block
 from recipes.objective_blocks import PeagleObjective as Settings
 from recipes.schema import load_recipe
+from tests.train.plain import assert_reaches_every_parameter, plain_pair
 from train.loop import check_mask_token
 from train.objective import simulate_chain
 from train.packing import collate
@@ -112,17 +112,8 @@ def test_is_the_plain_loss_of_real_drafts(small_target, packed_batch, loss, voca
             for i in range(4):
                 if not (t + 1 + i < len(batch.document) and batch.document[t + 1 + i] == batch.document[t]):
                     continue
-                has = t + 2 + i < len(batch.document) and bool(batch.document[t + 2 + i] == batch.document[t])
-                label = int(objective.to_draft[batch.input_ids[t + 2 + i]]) if has else -1
-                counts[i] += has
-                hits[i] += has and int(logits[i].argmax()) == label
-                if has and label < 0:
-                    continue
-                if loss == "ce":
-                    total += 0.5**i * float(F.cross_entropy(logits[i], torch.tensor(label))) if has else 0.0
-                else:
-                    p = (objective.teacher_rows @ batch.last_hidden[t + 1 + i]).softmax(-1)
-                    total += 0.5**i * float((p * (p.log() - logits[i].log_softmax(-1))).sum())
+                value, has, hit, _ = plain_pair(objective, batch, t, i, logits[i], loss)
+                total, counts[i], hits[i] = total + 0.5**i * value, counts[i] + has, hits[i] + hit
         out = objective(batch)
     assert float(out.loss_sum) == pytest.approx(total, rel=1e-4)
     assert out.depth_count.tolist() == counts and out.depth_correct.tolist() == hits
@@ -147,12 +138,7 @@ def test_overfits_one_row(small_target, packed_batch):
 def test_batches_without_supervision_touch_every_parameter(small_target, packed_batch):
     """B03, B36: a rank with nothing to do still takes part in the step."""
     objective = make(small_target)
-    for batch in (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [1, 3, 5], 32)):
-        out = objective(batch)
-        out.loss_sum.backward()
-        assert torch.isfinite(out.loss_sum)
-        for name, p in objective.named_parameters():
-            assert p.grad is not None and bool(torch.isfinite(p.grad).all()), name
+    assert_reaches_every_parameter(objective, (packed_batch((7, 0)), packed_batch((4, 1)), collate([], [1, 3, 5], 32)))
 
 
 def test_mask_token_in_the_data():
