@@ -21,6 +21,8 @@ from typing import Any
 from data_prep.conversations import Reject, Tally, normalise, read_rows
 from recipes.errors import DataError
 
+RUN = 8  # words in a row that no training prompt shares with a prompt that is measured on
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -65,6 +67,23 @@ def load_prompt_set(name: str) -> list[Prompt]:
     if not prompts:
         raise DataError(f"prompt set {name!r} holds no usable prompt: {tally.summary()}\n{tally.explain()}")
     return prompts
+
+
+def normalised(text: str) -> str:
+    """Two prompts count as the same text if they differ only in case and white space."""
+    return " ".join(text.lower().split())
+
+
+def word_runs(text: str) -> set[tuple[str, ...]]:
+    """All runs of RUN words in a row; a shorter text is one run."""
+    words = normalised(text).split()
+    return {tuple(words[i : i + RUN]) for i in range(max(len(words) - RUN, 0) + 1)}
+
+
+def questions_of(name: str) -> list[str]:
+    """Every user turn of a prompt set."""
+    prompts = load_prompt_set(name)
+    return [m["content"] for prompt in prompts for m in prompt.messages if m["role"] == "user"] + [f for p in prompts for f in p.followups]
 
 
 def _prompt(row: Any, where: str) -> Prompt:

@@ -108,6 +108,19 @@ def render_prompt(messages: list[Message], tokenizer: PreTrainedTokenizerBase, t
     return _ids(_template(messages, tools, tokenizer, prompt=True), tokenizer)
 
 
+def question_header(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
+    """Token ids of a chat up to where the user's text begins, and the token that ends that text.
+
+    Raises:
+        DataError: no chat template, or one that changes a user's text so that its place cannot be found.
+    """
+    mark = "Xquestion0X"
+    header, found, rest = _template([{"role": "user", "content": mark}], None, tokenizer, prompt=True).partition(mark)
+    if not found or not rest:
+        raise DataError("the chat template does not put a user's text as it is between two marks; the target cannot write prompts with it.")
+    return _ids(header, tokenizer), _ids(rest, tokenizer)[0]
+
+
 def chat_tokenizer(target: Target, template: str | Path | None) -> PreTrainedTokenizerBase:
     """The target's tokenizer, with the chat template of `data.chat_template` where one is given.
 

@@ -22,9 +22,9 @@ from recipes.head_blocks import (
 )
 from recipes.objective_blocks import (
     DflashObjective,
-    DistributionObjective,
     DraftModelObjective,
     Eagle1Objective,
+    Eagle3Objective,
     Medusa2Objective,
     MedusaObjective,
     MtpObjective,
@@ -41,7 +41,7 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
-    "eagle3": Method(Eagle3Head, DistributionObjective),
+    "eagle3": Method(Eagle3Head, Eagle3Objective),
     "eagle1": Method(Eagle1Head, Eagle1Objective),
     "medusa": Method(MedusaHead, MedusaObjective),
     "medusa2": Method(MedusaHead, Medusa2Objective),

@@ -27,6 +27,12 @@ class DistributionObjective(Block):
         return self
 
 
+class Eagle3Objective(DistributionObjective):
+    """Training-time test; the first depth may learn alone for a while, which costs less than half a step of three depths."""
+
+    depth_warmup: Share = 0.0  # share of the training in which only the first depth learns
+
+
 class MedusaObjective(Block):
     """Medusa-1: the target is frozen, each head learns the token (or the target's distribution) at its place."""
 

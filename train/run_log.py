@@ -63,7 +63,7 @@ class RunLog:
         record = {
             "step": progress.step,
             "loss": loss[0] / max(count[0], 1),
-            "accuracy": [c / max(n, 1) for c, n in zip(correct, count, strict=True)],
+            "accuracy": [c / n if n else None for c, n in zip(correct, count, strict=True)],  # None: this depth was not trained
             "lr": lr,
             "grad_norm": grad_norm,
             "tokens_per_second": self.tokens / max(self.seconds, 1e-9),
@@ -75,7 +75,7 @@ class RunLog:
         tracked = ("loss", "lr", "grad_norm", "tokens_per_second")
         self.accelerator.log({f"train/{name}": record[name] for name in tracked}, step=progress.step)
         eta = progress.seconds * (1 - done) / max(done, 1e-9)
-        accuracy = " ".join(f"{a:.2f}" for a in record["accuracy"])
+        accuracy = " ".join("-" if a is None else f"{a:.2f}" for a in record["accuracy"])
         self.say(
             f"step {progress.step}/{self.total_steps or '?'} | loss {record['loss']:.3f} | acc {accuracy} | lr {lr:.2e} "
             f"| grad {grad_norm:.2f} | {record['tokens_per_second']:,.0f} tok/s | mem {record['peak_gib']:.1f} GiB | eta {short_time(eta)}"

@@ -24,6 +24,7 @@ from data_prep.embedded.questions import explanation_prompts, question_prompts
 from data_prep.embedded.reasoning import reasoning_prompts
 from data_prep.embedded.repetitive import repetitive_prompts
 from data_prep.embedded.writing import role_play_prompts, writing_prompts
+from data_prep.prompt_sets import normalised
 
 HERE = Path(__file__).parent
 SEED = 20261129
@@ -46,11 +47,6 @@ GENERATORS: dict[str, Callable[[random.Random], Iterator[str]]] = {
 
 Row = dict[str, object]
 T = TypeVar("T")
-
-
-def normalised(text: str) -> str:
-    """Two prompts count as the same text if they differ only in case and white space."""
-    return " ".join(text.lower().split())
 
 
 def row(kind: str, number: int, category: str, text: str) -> Row:

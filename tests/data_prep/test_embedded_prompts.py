@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.embedded.held_out import held_out_prompts
-from data_prep.embedded.make_prompts import GENERATORS, HERE, main, make_training, normalised
+from data_prep.embedded.make_prompts import GENERATORS, HERE, main, make_training
+from data_prep.prompt_sets import normalised, word_runs
 
 FILES = ["prompts.jsonl", "eval_prompts.jsonl", "repetitive_prompts.jsonl"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,14 +77,10 @@ def test_what_the_held_out_prompts_are_about_never_occurs_in_training() -> None:
 
 
 def test_held_out_and_training_prompts_share_no_long_run_of_words() -> None:
-    def runs(text: str) -> set[tuple[str, ...]]:
-        words = normalised(text).split()
-        return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
-
-    training = set().union(*(runs(t) for t in texts("prompts.jsonl")))
+    training = set().union(*(word_runs(t) for t in texts("prompts.jsonl")))
     for name in FILES[1:]:
         for text in texts(name):
-            assert not runs(text) & training, text
+            assert not word_runs(text) & training, text
 
 
 def test_check_passes_on_the_shipped_files_whatever_the_hash_seed() -> None:

@@ -8,7 +8,7 @@ from heads.eagle3 import Eagle3Head
 from heads.target import TargetParts
 from heads.vocab import DraftVocab
 from recipes.head_blocks import Eagle3Head as Block
-from recipes.objective_blocks import DistributionObjective as Settings
+from recipes.objective_blocks import Eagle3Objective as Settings
 from tests.train.plain import assert_reaches_every_parameter, plain_pair
 from train.eagle3 import Eagle3Objective
 from train.packing import Batch, collate
@@ -76,6 +76,20 @@ def test_unsupervised_tokens_teach_nothing(small_target, packed_batch):
         assert torch.equal(objective(batch).loss_sum, before)
         batch.last_hidden[compared[0]] += 1.0
         assert not torch.equal(objective(batch).loss_sum, before)
+
+
+def test_depth_warmup_trains_the_first_depth_alone_and_measures_all(small_target, packed_batch):
+    """Until that share of the run is behind, the loss and its gradient are those of depth 0; validation always sees every depth."""
+    objective, batch = make(small_target, depth_warmup=0.4, step_decay=0.5), packed_batch((3, 6), (2, 5))
+    whole = objective.eval()(batch)
+    objective.train()
+    warming = objective(batch)
+    assert warming.depth_count.tolist() == [int(whole.depth_count[0]), 0, 0]
+    assert float(warming.loss_sum) == pytest.approx(float(whole.depth_loss[0]), rel=1e-5)
+    warming.loss_sum.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in objective.parameters())
+    objective.progress = 0.4
+    assert objective(batch).depth_count.tolist() == whole.depth_count.tolist()
 
 
 @pytest.mark.parametrize("loss", ["kl", "ce", "lk"])

@@ -1,0 +1,157 @@
+"""Prompts that the target writes itself (Magpie, arXiv 2406.08464): data for whoever has no traffic yet.
+
+    python -m data_prep.magpie --target embedded:smollm2-135m --draws 5600 --output prompts.jsonl.gz
+
+The chat template is rendered up to where a user's text would stand; an instruction-tuned target goes on with a question such as it
+was tuned on, so its questions differ as much as that data did.
+
+A row of the output: {"id": "magpie-00017", "category": "magpie", "messages": [{"role": "user", "content"}]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers, vllm_answers
+from data_prep.conversations import Conversation
+from data_prep.progress import Progress
+from data_prep.prompt_sets import normalised, questions_of, word_runs
+from data_prep.render import chat_tokenizer, question_header
+from recipes.errors import DataError, HeadstartError
+from recipes.schema import Regenerate, Target
+
+MIN_WORDS = 3  # "Hello." asks for nothing
+
+
+def draw_prompts(
+    target: Target,
+    settings: Regenerate,
+    draws: int,
+    exclude: list[str],
+    chat_template: str | None = None,
+    tally: Counter[str] | None = None,
+) -> Iterator[dict]:
+    """Let the target write `draws` questions and yield the usable ones as rows, in the order in which they are finished.
+
+    Args:
+        settings: engine, temperature, top_p, max_new_tokens, concurrency and seed are read; every draw has a seed of its own.
+        exclude: prompt sets (as in `eval.prompts`) that are measured on: no row shares a run of words with them.
+        tally: counts the draws by what became of them.
+
+    Raises:
+        DataError: no draws, a greedy temperature (every draw would be the same), or a chat template without a place for a user's text.
+        EngineError: the engine is not installed.
+    """
+    if draws < 1:
+        raise DataError(f"--draws {draws}: at least 1 is needed.")
+    if settings.temperature == 0:
+        raise DataError("--temperature 0 writes one and the same prompt again and again; give 0.7 to 1.0.")
+    tally = tally if tally is not None else Counter()
+    tokenizer = chat_tokenizer(target, None)
+    header, ending = question_header(tokenizer)
+    stop_ids = sorted({*end_of_turn_ids(target, tokenizer), ending})
+    held_out = {run for name in exclude for text in questions_of(name) for run in word_runs(text)}
+    seen: set[str] = set()
+    todo = deque(_job(number, header, settings) for number in range(draws))
+    engine = {"vllm": vllm_answers, "hf": hf_answers}[settings.engine]
+    with Progress("prompts", draws) as progress:
+        for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context_length(target)):
+            progress.add(items=1, tokens=len(ids))
+            text = tokenizer.decode(
+                [i for i in ids if i not in stop_ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ).strip()
+            reason = "unfinished" if finish_reason != "stop" else unusable(text, seen, held_out)
+            tally[reason or "kept"] += 1
+            if reason is None:
+                seen.add(normalised(text))
+                yield {"id": job.conversation.id, "category": "magpie", "messages": [{"role": "user", "content": text}]}
+
+
+def unusable(text: str, seen: set[str], held_out: set[tuple[str, ...]]) -> str | None:
+    """Why the text is no prompt to train on, or None.
+
+    Args:
+        seen: normalised texts of the prompts so far.
+        held_out: `word_runs` of the prompts that are measured on.
+
+    >>> unusable("Hello.", set(), set()), unusable("What is  a prime?", {"what is a prime?"}, set())
+    ('too_short', 'seen_before')
+    >>> unusable("Why is the sky blue?", set(), word_runs("why is the sky  blue?")), unusable("Why is the sky blue?", set(), set())
+    ('held_out', None)
+    """
+    if len(text.split()) < MIN_WORDS:
+        return "too_short"
+    if normalised(text) in seen:
+        return "seen_before"
+    return "held_out" if word_runs(text) & held_out else None
+
+
+def _job(number: int, header: list[int], settings: Regenerate) -> Job:
+    """Draw `number`: nothing has been said, the target goes on behind the user's header."""
+    seed = int.from_bytes(hashlib.sha256(f"{settings.seed}:{number}".encode()).digest()[:4], "big") % 2**31
+    conversation = Conversation(f"magpie-{number:05d}", [{"role": "user", "content": str(number)}])  # for its key alone: one a draw
+    return Job(conversation, [], deque(), settings.temperature, seed, header)
+
+
+def write_rows(rows: list[dict], output: Path) -> None:
+    """Write the rows in the order of their ids, atomically; packed without a time stamp where `output` ends in .gz."""
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sorted(rows, key=lambda row: row["id"])).encode()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(output.name + ".tmp")
+    temporary.write_bytes(gzip.compress(data, 9, mtime=0) if output.suffix == ".gz" else data)
+    os.replace(temporary, output)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.magpie", description="Let the target write prompts (Magpie).")
+    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
+    parser.add_argument("--output", required=True, type=Path, help="a .jsonl or .jsonl.gz file")
+    parser.add_argument("--draws", type=int, required=True, help="questions to draw; most are kept, the rest is counted by reason")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
+    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"], help="vLLM in this process (default), or transformers")
+    parser.add_argument("--temperature", type=float, default=0.9, help="of sampling (default 0.9)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="of sampling (default 0.95)")
+    parser.add_argument("--max-new-tokens", type=int, default=160, help="of a prompt; a longer one is dropped (default 160)")
+    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument("--exclude", nargs="*", default=[], help="prompt sets to measure on: embedded:eval, mt_bench, a file …")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow each other down on a shared machine
+    names = ("engine", "temperature", "top_p", "max_new_tokens", "concurrency", "seed")
+    settings, rows, tally = Regenerate(**{name: getattr(args, name) for name in names}), [], Counter()
+    interrupted = False
+    try:
+        for row in draw_prompts(Target(path=args.target, dtype=args.dtype), settings, args.draws, args.exclude, tally=tally):
+            rows.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
+    except HeadstartError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    summary = ", ".join(f"{reason} {n:,}" for reason, n in tally.most_common())
+    if not rows and not interrupted:
+        print(
+            f"error: none of {args.draws} draws is a usable prompt ({summary}). The target must be tuned to chat with this template; "
+            "a base model never ends a question.",
+            file=sys.stderr,
+        )
+        return 1
+    write_rows(rows, args.output)
+    print(f"prompts: {summary}: {args.output}")
+    if interrupted:
+        print("stopped; the prompts so far are kept.", file=sys.stderr)
+        return 130
+    print(f"next: python -m data_prep.regenerate --target {args.target} --prompts {args.output} --output answers.jsonl.gz")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
