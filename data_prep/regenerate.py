@@ -3,7 +3,7 @@
     python -m data_prep.regenerate --target embedded:smollm2-135m --prompts embedded:prompts --output answers.jsonl.gz \\
         --temperature 0.8 --greedy-share 0.5 --max-new-tokens 160
 
-is the same code that `data.regenerate` in a recipe runs. Every finished answer is appended and flushed at once, so that a
+is the same code that `data.regenerate` in a recipe runs. Every finished answer is appended at once, so that a
 killed run loses only what was in flight; run again, it goes on. At the end the rows are put into the order of the prompts.
 
 A row of the output:
@@ -30,6 +30,7 @@ from data_prep.conversations import Conversation, Reject, Tally, read_conversati
 from data_prep.progress import Progress
 from data_prep.render import chat_tokenizer, render_prompt
 from recipes.errors import DataError, HeadstartError
+from recipes.lines import append_line
 from recipes.schema import Recipe, Regenerate, Target
 
 
@@ -147,7 +148,7 @@ def answer_all(
     stop_ids = end_of_turn_ids(target, tokenizer)
     engine = {"vllm": vllm_answers, "hf": hf_answers}[settings.engine]
     start = time.monotonic()
-    with open(working, "a", encoding="utf-8") as f, Progress("answers", total, total - len(todo)) as progress:
+    with Progress("answers", total, total - len(todo)) as progress:
         for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context):
             kept = ids[:-1] if ids and ids[-1] in stop_ids else ids
             job.messages = [*job.messages, {"role": "assistant", "content": answer_text(kept, tokenizer)}]
@@ -158,8 +159,7 @@ def answer_all(
                     todo.appendleft(job)
                     continue
                 job.messages = job.messages[: max(i for i, m in enumerate(job.messages) if m["role"] == "assistant") + 1]
-            f.write(json.dumps(row_of(job, ids, finish_reason, target), ensure_ascii=False) + "\n")
-            f.flush()
+            append_line(working, row_of(job, ids, finish_reason, target))
             progress.add(items=1)
             if max_minutes is not None and time.monotonic() - start > max_minutes * 60:
                 break

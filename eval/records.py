@@ -7,25 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from recipes.lines import read_lines
+
 
 def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Records by key, the last one of each; a torn last line (a killed process, a full disk) is passed over."""
-    records = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        records[record["key"]] = record
-    return records
-
-
-def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Append one line and make sure that it is on disk."""
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps(record) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
+    """Records by key, the last one of each."""
+    return {record["key"]: record for record in read_lines(path)}
 
 
 def forget_failures(path: Path) -> None:

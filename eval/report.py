@@ -21,6 +21,7 @@ import torch
 
 from eval.findings import findings
 from eval.metrics import DEFINITIONS, RequestCounts, per_request, repeated_4gram_share, seconds_drafting
+from recipes.lines import read_lines
 from recipes.schema import Recipe
 
 NAMES = {"acceptance_per_position": "per_position", "acceptance_per_position_conditional": "conditional"}  # shorter in the report
@@ -161,13 +162,8 @@ def _estimate(export: Mapping[str, Any] | None, k: int) -> float | None:
 
 def learning_curve(metrics_file: Path) -> list[dict[str, Any]]:
     """Validation lines of a training run: `step, supervised, al {k: AL~}`; empty where there is no run folder."""
-    lines = metrics_file.read_text(encoding="utf-8").splitlines() if metrics_file.is_file() else []
     points: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # the last line of a run that is being written, or was killed
-            continue
+    for record in read_lines(metrics_file):
         if al := (record.get("validation") or {}).get("al"):
             points[record["step"]] = {"step": record["step"], "supervised": record.get("supervised"), "al": al}
     return [points[step] for step in sorted(points)]

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from recipes.errors import HeadstartError, RecipeError
 from recipes.schema import Recipe
+from train.folders import swap_in
 
 # What a resumed run may change: how long it runs and what it reports, never what it computes.
 FREE = {
@@ -69,9 +70,7 @@ def save(accelerator: Accelerator, run_dir: Path, step: int, keep: int) -> Path:
         ) from e
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
+        swap_in(partial, final)
         for old in whole(run_dir)[:-keep]:
             shutil.rmtree(old)
     accelerator.wait_for_everyone()

@@ -11,7 +11,6 @@ What differs then, training does differently from serving.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from data_prep.store import RowFeatures
 from heads.exported import load_exported_head, with_own_target
 from heads.target import read_target
 from recipes.errors import DataError, HeadstartError
+from recipes.lines import read_lines
 from recipes.schema import Recipe, load_recipe
 from train.objective import objective_class
 from train.validate import validate
@@ -76,9 +76,8 @@ def whole_rounds(request: Mapping[str, Any], k: int) -> list[int]:
 
 def head_cells(recipe: Recipe, file: str) -> dict[tuple[str, int], dict[str, Any]]:
     """{(prompt set, k): the newest finished greedy chain of the head} of an engine's file of cells; empty where there is none."""
-    cells, path = {}, recipe.report_dir / file
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        cell = json.loads(line)
+    cells = {}
+    for cell in read_lines(recipe.report_dir / file):
         if cell["method"] == recipe.method and cell["temperature"] == 0 and "error" not in cell:
             cells[cell["prompts"], cell["k"]] = cell
     return cells

@@ -34,6 +34,7 @@ from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
 from recipes.schema import Recipe, load_recipe, parse_recipe
 from train import checkpoint
+from train.folders import swap_in
 from train.inside_target import prove_same_logits, write_inside_target
 
 
@@ -92,9 +93,7 @@ def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, fi
             f"{partial}: the export read back agrees with the trained head on {agreement:.1%} of drafts "
             f"(needed {floor:.0%}); it is left there to look at"
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-    return folder
+    return swap_in(partial, folder)
 
 
 @torch.no_grad()

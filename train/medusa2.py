@@ -34,6 +34,7 @@ from recipes.objective_blocks import Medusa2Objective as Medusa2Block
 from recipes.schema import Recipe
 from train.depths import Compared
 from train.export import export_head
+from train.folders import swap_in
 from train.inside_target import write_inside_target
 from train.losses import Teacher, head_loss
 from train.medusa import heads_loss
@@ -163,8 +164,7 @@ class Medusa2Objective(nn.Module):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         write_inside_target(origin, partial, tensors, config)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        swap_in(partial, folder)
 
     @torch.no_grad()
     def check_target(self, folder: Path, source: Any) -> None:

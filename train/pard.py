@@ -38,6 +38,11 @@ class PardObjective(nn.Module):
                 f"objective.feature_drop={objective.feature_drop} with head.aux_layers=None: this draft reads no target states to drop; "
                 "set head.aux_layers (PARD-2) or drop objective.feature_drop."
             )
+        if head.target_layers is not None and not objective.feature_drop:
+            raise RecipeError(
+                f"objective.feature_drop=0 with head.aux_layers={head.block.aux_layers}: the draft would never learn to do without the "
+                "target's states, which vLLM does not give it; set objective.feature_drop (published: 0.1 or 0.2) or drop head.aux_layers."
+            )
         self.head, self.objective, self.teacher_parts = head, objective, target
         self.slots = head.block.unroll_steps
         self.loss = plus_ce(objective.loss, objective.ce_weight) if objective.ce_weight else objective.loss

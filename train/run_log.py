@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 import time
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from recipes.lines import append_line
 from train import step as steps
 
 
@@ -45,8 +45,7 @@ class RunLog:
     def write(self, record: dict[str, Any]) -> None:
         """Append one JSON line."""
         if self.accelerator.is_main_process:
-            with self.path.open("a") as f:
-                f.write(json.dumps(record | {"time": time.time()}) + "\n")
+            append_line(self.path, record | {"time": time.time()})
 
     def took(self, sums: Tensor, tokens: int, seconds: float, step: int) -> None:
         """Add a step to the window and move the bar."""

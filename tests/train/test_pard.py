@@ -164,7 +164,7 @@ def test_confidence_weights(parts):
 
 def test_dropped_features(parts):
     """METHODS §7.2: whole rows are trained without the target's states, then exactly as they are drafted without; so is validation."""
-    always = make(parts, {"keep_ratio": 1.0, "keep_min": 1.0}, aux_layers=[1, 3]).train()
+    always = make(parts, {"keep_ratio": 1.0, "keep_min": 1.0, "feature_drop": 1e-9}, aux_layers=[1, 3]).train()
     with torch.no_grad():
         always.head.target_proj.weight.normal_()
     batch = with_features(packed((3, 6), (2, 5)))
@@ -232,3 +232,5 @@ def test_bad_settings(parts):
         Settings(loss="ce", ce_weight=0.1)
     with pytest.raises(RecipeError, match="objective.feature_drop=0.2 with head.aux_layers=None"):
         make(parts, {"feature_drop": 0.2})
+    with pytest.raises(RecipeError, match=r"objective.feature_drop=0 with head.aux_layers=\[1, 3\].*vLLM does not give it"):
+        make(parts, aux_layers=[1, 3])

@@ -46,7 +46,7 @@ CASES = {  # name → recipe, target, overrides
     "draft model": ("debug/draft_model", "tiny:llama", ["head.num_layers=2"]),
     "pard": ("debug/pard", "tiny:llama", []),
     "pard with a frozen embedding": ("debug/pard", "tiny:llama", ["head.train_embeddings=false"]),
-    "pard-2, without the target's states": ("debug/pard", "tiny:llama", ["head.aux_layers=[1,3]"]),
+    "pard-2, without the target's states": ("debug/pard", "tiny:llama", ["head.aux_layers=[1,3]", "objective.feature_drop=0.2"]),
 }
 
 
