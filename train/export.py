@@ -133,11 +133,32 @@ def load_export_into(head: Head, folder: Path) -> None:
     Rows of the draft LM head are matched by target token; tokens the other draft lacks keep the target's rows.
 
     Raises:
-        ExportError: tensors are missing or of another shape.
+        ExportError: tensors are missing or of another shape, or config.json says that they compute something else.
     """
+    if not isinstance(head, WholeModel):  # which takes its architecture from that folder
+        check_same_computation(json.loads(json.dumps(head.served_config(), default=str)), folder)
     head.load_served(read_tensors(folder))
     if isinstance(head, WholeModel):
         head.load_extra(folder)
+
+
+# What changes the drafts of equal tensors. Shapes are checked with the tensors; vocabularies and lengths may differ.
+COMPUTATION = (
+    "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "rope_parameters", "rms_norm_eps",
+    "num_attention_heads", "num_key_value_heads", "hidden_act",
+)  # fmt: skip
+
+
+def check_same_computation(config: dict, folder: Path) -> None:
+    """Raises ExportError where config.json of `folder` and that of the head to be made differ in what equal weights compute."""
+    file = folder / "config.json"
+    theirs = json.loads(file.read_text()) if file.is_file() else {}
+    for key in COMPUTATION:
+        if key in theirs and key in config and theirs[key] != config[key]:
+            raise ExportError(
+                f"head.init_from={folder}: its config.json says {key}={theirs[key]!r}, this recipe makes {key}={config[key]!r}; its weights "
+                f"would draft something else. Set the recipe's head block as it was trained, or start without init_from."
+            )
 
 
 def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:

@@ -278,3 +278,19 @@ def test_a_tensor_in_two_files(tiny_target, tmp_path, capsys):
         main(["--from", str(tmp_path / "published"), "--recipe", "recipes/debug/eagle1.yaml", "--output", str(tmp_path / "export")])
     assert exit.value.code == 2
     assert "fc.weight is in a.safetensors and in b.safetensors" in capsys.readouterr().err and not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("head.norm_output=true", "norm_output=False"), ("head.aux_layers=[0,2,3]", "eagle_aux_hidden_state_layer_ids=")],
+)
+def test_equal_shapes_that_compute_something_else_are_refused(tiny_target, tmp_path, override, key):
+    """`head.init_from`: no tensor tells which layers were tapped or what was fed back; config.json does."""
+    _, _, head = trained("eagle3", tiny_target)
+    folder = tmp_path / "export"
+    folder.mkdir()
+    save_file({name: t.clone() for name, t in head.served_tensors().items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(head.served_config(), default=str))
+    load_export_into(trained("eagle3", tiny_target)[2], folder)
+    with pytest.raises(ExportError, match=rf"config.json says {key}.*Set the recipe's head block as it was trained"):
+        load_export_into(trained("eagle3", tiny_target, override)[2], folder)
