@@ -144,9 +144,17 @@ def load_export_into(head: Head, folder: Path) -> None:
 
 # What changes the drafts of equal tensors. Shapes are checked with the tensors; vocabularies and lengths may differ.
 COMPUTATION = (
-    "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "rope_parameters", "rms_norm_eps",
-    "num_attention_heads", "num_key_value_heads", "hidden_act",
-)  # fmt: skip
+    "eagle_aux_hidden_state_layer_ids",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "rope_parameters",
+    "rms_norm_eps",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+)
 
 
 def check_same_computation(config: dict, folder: Path) -> None:
@@ -156,8 +164,8 @@ def check_same_computation(config: dict, folder: Path) -> None:
     for key in COMPUTATION:
         if key in theirs and key in config and theirs[key] != config[key]:
             raise ExportError(
-                f"head.init_from={folder}: its config.json says {key}={theirs[key]!r}, this recipe makes {key}={config[key]!r}; its weights "
-                f"would draft something else. Set the recipe's head block as it was trained, or start without init_from."
+                f"head.init_from={folder}: its config.json says {key}={theirs[key]!r}, this recipe makes {key}={config[key]!r}; "
+                "its weights would draft something else. Set the recipe's head block as it was trained, or start without init_from."
             )
 
 
