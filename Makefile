@@ -11,7 +11,8 @@ BIN = .venv/bin
 ROW = recipes/smollm2-135m/$(METHOD).yaml train.dir=runs/row-$(METHOD) export.dir=exports/row-$(METHOD) eval.dir=reports/row-$(METHOD) \
   train.threads=1 train.max_minutes=8 train.eval_every=200 train.save_every=100000 \
   eval.methods=[baseline,head] eval.max_prompts=16 eval.max_tokens=96 eval.concurrency=[16] \
-  $(if $(filter pard pard2,$(METHOD)),head.init_from=exports/row-draft_model)
+  $(if $(filter pard pard2,$(METHOD)),head.init_from=exports/row-draft_model) \
+  $(if $(filter eagle3,$(METHOD)),data.prompts=[embedded:answers-smollm2-135m] data.holdout=0.03 features.dir=features/smollm2-135m)
 
 .PHONY: setup quickstart row test lint format
 
