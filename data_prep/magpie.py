@@ -24,6 +24,7 @@ from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers
 from data_prep.conversations import Conversation
 from data_prep.progress import Progress
 from data_prep.prompt_sets import normalised, questions_of, word_runs
+from data_prep.regenerate import answer_text
 from data_prep.render import chat_tokenizer, question_header
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Regenerate, Target
@@ -32,12 +33,7 @@ MIN_WORDS = 3  # "Hello." asks for nothing
 
 
 def draw_prompts(
-    target: Target,
-    settings: Regenerate,
-    draws: int,
-    exclude: list[str],
-    chat_template: str | None = None,
-    tally: Counter[str] | None = None,
+    target: Target, settings: Regenerate, draws: int, exclude: list[str], *, tally: Counter[str] | None = None
 ) -> Iterator[dict]:
     """Let the target write `draws` questions and yield the usable ones as rows, in the order in which they are finished.
 
@@ -65,9 +61,7 @@ def draw_prompts(
     with Progress("prompts", draws) as progress:
         for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context_length(target)):
             progress.add(items=1, tokens=len(ids))
-            text = tokenizer.decode(
-                [i for i in ids if i not in stop_ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ).strip()
+            text = answer_text([i for i in ids if i not in stop_ids], tokenizer).strip()
             reason = "unfinished" if finish_reason != "stop" else unusable(text, seen, held_out)
             tally[reason or "kept"] += 1
             if reason is None:
