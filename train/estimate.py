@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data_prep.extract import load_extraction_model, online_features
-from data_prep.prompt_sets import load_prompt_set
+from data_prep.prompt_sets import prompts_of
 from data_prep.render import chat_tokenizer, render_prompt
 from data_prep.store import RowFeatures
 from heads.exported import load_exported_head, with_own_target
@@ -111,7 +111,7 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     for engine, name, k, cell in cells:
         answers = [request["output_ids"] for request in cell["requests"]]
         if (key := f"{name} {answers}") not in estimates:
-            prompts = [render_prompt(p.messages, tokenizer) for p in load_prompt_set(name)[: len(answers)]]
+            prompts = [render_prompt(p.messages, tokenizer) for p in prompts_of(recipe, name)[: len(answers)]]
             texts, rows = DecodedTexts(prompts, answers, model, recipe.features.batch_tokens), list(range(len(prompts)))
             estimates[key] = validate(objective, texts, rows, layers, trained.train.micro_batch_tokens, accelerator, lengths)["al"]
         estimate = estimates[key]

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from data_prep import prompt_sets
-from data_prep.prompt_sets import load_prompt_set
+from data_prep.prompt_sets import load_prompt_set, prompts_of
+from data_prep.store import Rows
 from recipes.errors import DataError
 
 
@@ -68,3 +69,20 @@ def test_unusable_file_says_why(tmp_path):
         load_prompt_set(str(file))
     with pytest.raises(DataError, match="no file or folder 'mtbench'"):
         load_prompt_set("mtbench")
+
+
+def test_holdout_is_what_training_never_sees(recipe, data_prep, tmp_path):
+    """The questions of the store's validation rows, all of them, and none of a training row."""
+    assert data_prep() == 0
+    rows = Rows.load(tmp_path / "store" / "rows.safetensors")
+    held_out = rows.validation.bool()
+    assert 0 < int(held_out.sum()) < len(rows)
+    prompts = prompts_of(recipe(), "holdout")
+    questions = [p.messages[-1]["content"] for p in prompts]
+    texts = ["".join(chr(i) for i in rows.input_ids[rows.span(n)].tolist() if i < 128) for n in range(len(rows))]
+    for n, text in enumerate(texts):
+        assert any(question in text for question in questions) == bool(held_out[n]), text
+    assert all(p.messages[-1]["role"] == "user" for p in prompts)
+    assert prompts_of(recipe(), "holdout") == prompts
+    with pytest.raises(DataError, match="data.holdout=0.0 keeps no row"):
+        prompts_of(recipe("data.holdout=0"), "holdout")
