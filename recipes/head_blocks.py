@@ -155,6 +155,16 @@ class MtpHead(HeadBlock):
         "head"  # head: a folder of its own, reads the post-norm state; mimo: the target rewritten as MiMo, pre-norm
     )
 
+    @model_validator(mode="after")
+    def _chain_compares_all(self):
+        # States that also serve the next module may rise along tokens that are never compared, and one of these then wins every draft.
+        if not self.shared and self.unroll_steps > 1 and self.draft_vocab_size is not None:
+            raise RecipeError(
+                f"head.draft_vocab_size={self.draft_vocab_size} with head.shared=false: in a chain of modules a token that the loss never "
+                "compares can win every draft of the first module (measured: AL 1.00); drop draft_vocab_size, or set head.shared: true."
+            )
+        return self
+
     @property
     def max_depth(self) -> int | None:
         return None if self.shared else self.unroll_steps

@@ -157,6 +157,8 @@ def test_native_layers_take_part_without_supervision(family, tmp_path, packed_ba
 
 def test_more_modules_than_the_server_runs():
     """A chain is refused for vLLM with the remedy, and has no more depths than modules."""
+    with pytest.raises(RecipeError, match="head.draft_vocab_size=128 with head.shared=false"):
+        load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "head.draft_vocab_size=128"])
     with pytest.raises(RecipeError, match=r"vLLM runs only the first MTP module.*chain of 3.*eval.engine: reference"):
         load_recipe("recipes/debug/mtp.yaml", ["head.shared=false"])
     recipe = load_recipe("recipes/debug/mtp.yaml", ["head.shared=false", "eval.engine=reference"])
