@@ -5,6 +5,7 @@ Both take a queue of jobs and yield each finished answer; the caller may put a j
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -31,6 +32,14 @@ class Job:
 
 
 Answer = tuple[Job, list[int], str]  # job, generated ids (the end-of-turn token included), "stop" or "length"
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that lets the target write: which target, in which engine."""
+    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
+    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"], help="vLLM in this process (default), or transformers")
+    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
 
 
 def vllm_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_ids: list[int], context: int) -> Iterator[Answer]:

@@ -11,7 +11,6 @@ A row of the output: {"id": "magpie-00017", "category": "magpie", "messages": [{
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import json
 import os
@@ -20,11 +19,11 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers, vllm_answers
+from data_prep.answering import Job, add_engine_arguments, context_length, end_of_turn_ids, hf_answers, vllm_answers
 from data_prep.conversations import Conversation
 from data_prep.progress import Progress
 from data_prep.prompt_sets import normalised, questions_of, word_runs
-from data_prep.regenerate import answer_text
+from data_prep.regenerate import answer_text, write_whole
 from data_prep.render import chat_tokenizer, question_header
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Regenerate, Target
@@ -96,25 +95,20 @@ def _job(number: int, header: list[int], settings: Regenerate) -> Job:
 
 
 def write_rows(rows: list[dict], output: Path) -> None:
-    """Write the rows in the order of their ids, atomically; packed without a time stamp where `output` ends in .gz."""
+    """Write the rows in the order of their ids."""
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sorted(rows, key=lambda row: row["id"])).encode()
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(output.name + ".tmp")
-    temporary.write_bytes(gzip.compress(data, 9, mtime=0) if output.suffix == ".gz" else data)
-    os.replace(temporary, output)
+    write_whole(output, data)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.magpie", description="Let the target write prompts (Magpie).")
-    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
+    add_engine_arguments(parser)
     parser.add_argument("--output", required=True, type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument("--draws", type=int, required=True, help="questions to draw; most are kept, the rest is counted by reason")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
-    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"], help="vLLM in this process (default), or transformers")
     parser.add_argument("--temperature", type=float, default=0.9, help="of sampling (default 0.9)")
     parser.add_argument("--top-p", type=float, default=0.95, help="of sampling (default 0.95)")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="of a prompt; a longer one is dropped (default 160)")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--exclude", nargs="*", default=[], help="prompt sets to measure on: embedded:eval, mt_bench, a file …")
     args = parser.parse_args(argv)

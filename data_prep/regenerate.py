@@ -25,7 +25,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from data_prep.answering import Job, context_length, end_of_turn_ids, hf_answers, vllm_answers
+from data_prep.answering import Job, add_engine_arguments, context_length, end_of_turn_ids, hf_answers, vllm_answers
 from data_prep.conversations import Conversation, Reject, Tally, read_conversations
 from data_prep.progress import Progress
 from data_prep.render import chat_tokenizer, render_prompt
@@ -235,7 +235,7 @@ def unpack(packed: Path, working: Path) -> None:
 
 
 def write_in_order(working: Path, keys: list[str], output: Path, *, keep_others: bool) -> None:
-    """Rewrite `working` in the order of `keys`, atomically; packed without a time stamp where `output` ends in .gz.
+    """Write the rows of `working` to `output`, in the order of `keys`.
 
     Answers to prompts that are no longer asked are dropped. With `keep_others` (only the first prompts were asked) they stay,
     behind the rest: they are hours of work, and the reader stops at the same number of rows.
@@ -247,28 +247,30 @@ def write_in_order(working: Path, keys: list[str], output: Path, *, keep_others:
     asked = set(keys)
     order = keys + [key for key in rows if key not in asked] if keep_others else keys
     data = b"".join(rows[key] for key in order if key in rows)
+    write_whole(output, data)
+    if output != working and rows.keys() >= asked:
+        working.unlink()
+
+
+def write_whole(output: Path, data: bytes) -> None:
+    """Write a file atomically; packed without a time stamp where its name ends in .gz."""
     temporary = output.with_name(output.name + ".tmp")
     with open(temporary, "wb") as f:
         f.write(gzip.compress(data, 9, mtime=0) if output.suffix == ".gz" else data)
         f.flush()
         os.fsync(f.fileno())
     os.replace(temporary, output)
-    if output != working and rows.keys() >= asked:
-        working.unlink()
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.regenerate", description="Let the target write the answers to prompts.")
-    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
+    add_engine_arguments(parser)
     parser.add_argument("--prompts", required=True, nargs="+", help="files, folders, HF ids or embedded:NAME")
     parser.add_argument("--output", required=True, type=Path, help="a .jsonl or .jsonl.gz file; run again to go on")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
-    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"], help="vLLM in this process (default), or transformers")
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampling; 0, the default, is greedy")
     parser.add_argument("--greedy-share", type=float, default=0.0, help="share of the rows that is decoded greedily all the same")
     parser.add_argument("--top-p", type=float, default=1.0, help="of sampled rows (default 1.0: all tokens)")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="of an answer (default 512)")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
     parser.add_argument("--every-turn", action="store_true", help="answer each user turn in order, not only the last")
     parser.add_argument("--seed", type=int, default=0, help="decides which rows are greedy, and what is sampled (default 0)")
     parser.add_argument("--max-rows", type=int, help="only the first so many prompts")

@@ -227,12 +227,12 @@ def per_request(requests: Sequence[RequestCounts]) -> dict[str, Any]:
     }
 
 
-# --- Coverage and repetition ---------------------------------------------------------------------------------------------------
-
-
 def seconds_drafting(run: Mapping[str, Any]) -> float | None:
     """Drafting time of a round of a report's run, for all requests in flight, from either engine; None where it was not taken."""
     return run.get("draft_seconds") or run.get("round_seconds", {}).get("draft")
+
+
+# --- Coverage and repetition ---------------------------------------------------------------------------------------------------
 
 
 def draft_vocab_coverage(target_tokens: Iterable[int], draft_vocab: Collection[int]) -> float | None:

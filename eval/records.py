@@ -7,12 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recipes.lines import read_lines
+from recipes.lines import append_line, read_lines
 
 
 def read_records(path: Path) -> dict[str, dict[str, Any]]:
     """Records by key, the last one of each."""
     return {record["key"]: record for record in read_lines(path)}
+
+
+def append_record(path: Path, record: dict[str, Any]) -> None:
+    """Append one record and make sure that it is on disk: a cell is minutes of work."""
+    append_line(path, record, durable=True)
 
 
 def forget_failures(path: Path) -> None:

@@ -27,7 +27,7 @@ from eval.greedy import lines_about, not_argmax
 from eval.ledger import RoundCost, best_k, dynamic_schedule, ledger
 from eval.metrics import candidate_coverage, count, draft_vocab_coverage
 from eval.prepare import check_export, fingerprint_of, model_length, read_prompts
-from eval.records import read_records
+from eval.records import append_record, read_records
 from eval.suffix import SuffixDrafter
 from eval.target_cache import TargetCache
 from eval.trees import check_fits, medusa_paths, rank_accuracies, rank_hits, shape_from_paths
@@ -36,7 +36,6 @@ from eval.vllm_engine import Cell, threads
 from heads.exported import load_exported_head
 from heads.target import TargetParts, load_target_model, load_tokenizer, read_target
 from recipes.errors import RecipeError
-from recipes.lines import append_line
 from recipes.schema import Recipe
 
 WARM_UP_TOKENS = 8
@@ -105,7 +104,7 @@ def measure_cells(recipe: Recipe, recipe_path: str) -> Measured:
             record = {"key": key, "method": method.name, "k": method.k, **asdict(cell)}
             settings = settings_for(recipe, method.drafter, cell, max_length, model)
             record |= measure(model, prompts[cell.prompts], method.drafter, settings, cell.concurrency, progress)
-            append_line(file, record)
+            append_record(file, record)
             done[key] = record
     return Measured([done[key] for key in todo], prompts, meta, target, model)
 

@@ -27,9 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from eval.records import forget_failures, read_records
+from eval.records import append_record, forget_failures, read_records
 from recipes.errors import EngineError
-from recipes.lines import append_line
 
 TICK = "@headstart "  # lines of the child that are progress, not log
 WARM_UP_TOKENS = 8
@@ -144,14 +143,14 @@ def run_cells(
     work = [(e, c) for e in job.engines for c in job.cells()]
     for engine, cell in work:
         if reason := (impossible or {}).get(engine):
-            append_line(out_path, _record(job, engine, cell, error=reason))
+            append_record(out_path, _record(job, engine, cell, error=reason))
     while todo := [(e, c) for e, c in work if job.key(e, c) not in read_records(out_path)]:
         batch = next(_children(todo))
         reason = _run_child(job, batch, out_path, log_path, on_tick)
         left = [(e, c) for e, c in batch if job.key(e, c) not in read_records(out_path)]
         for engine, cell in left:  # the child died with the first of them: its reason stands for all cells of that engine
             if engine == left[0][0]:
-                append_line(out_path, _record(job, engine, cell, error=reason))
+                append_record(out_path, _record(job, engine, cell, error=reason))
     records = read_records(out_path)
     return [records[job.key(e, c)] for e, c in work]
 
@@ -248,7 +247,7 @@ def main(job_path: str) -> int:
                 llm, current = _start(job, engine), engine
             if job.cpu and cell.temperature > 0 and engine.speculative_config and not vllm_plugin.sampler_is_right():
                 reason = "vLLM's sampler is wrong on this CPU at temperature > 0 (vllm-project/vllm#55005) and could not be mended"
-                append_line(out_path, _record(job, engine, cell, error=reason, refused=True))
+                append_record(out_path, _record(job, engine, cell, error=reason, refused=True))
                 continue
             measured = _measure(job, engine, cell, llm)
         except Exception as e:  # any failure of vLLM becomes this engine's reason in the report
@@ -257,7 +256,7 @@ def main(job_path: str) -> int:
             traceback.print_exc()
             print(f"{REASON}{type(e).__name__}: {' '.join(str(e).split())[:500]}", flush=True)
             return 1
-        append_line(out_path, _record(job, engine, cell, **measured, note=note if engine.speculative_config else None))
+        append_record(out_path, _record(job, engine, cell, **measured, note=note if engine.speculative_config else None))
     return 0
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from recipes.errors import HeadstartError
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record and make sure that it is on disk.
+def append_line(path: Path, record: dict[str, Any], *, durable: bool = False) -> None:
+    """Append one record; a torn last line (of a killed process) is closed first, so that it takes no other along.
 
-    A torn last line (of a killed process) is closed first, so that it takes no other along.
+    Args:
+        durable: wait until it is on disk. For few and dear records: it takes milliseconds.
 
     Raises:
         HeadstartError: the line cannot be written (a full disk); all lines before it are kept.
@@ -28,7 +29,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
                 torn = b"" if f.read(1) == b"\n" else b"\n"
             f.write(torn + json.dumps(record, ensure_ascii=False).encode() + b"\n")
             f.flush()
-            os.fsync(f.fileno())
+            if durable:
+                os.fsync(f.fileno())
     except OSError as e:
         free = shutil.disk_usage(path.parent).free
         raise HeadstartError(

@@ -126,9 +126,7 @@ class Eval(Block):
 
     engine: Literal["vllm", "reference"] = "vllm"
     methods: list[Literal["baseline", "ngram", "suffix", "head"]] = ["baseline", "ngram", "head"]
-    prompts: list[str] = [
-        "embedded:eval"
-    ]  # files, `holdout` (rows kept out of training), `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
+    prompts: list[str] = ["embedded:eval"]  # files, `holdout` (own rows), `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
     max_prompts: PositiveInt | None = None  # per prompt set
     k: list[PositiveInt] = [3]  # drafted tokens a round
     temperature: list[Annotated[float, Field(ge=0)]] = [0.0]

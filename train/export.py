@@ -27,7 +27,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from heads import LAST_HIDDEN, head_class
-from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
+from heads.exported import META_FILE, check_served, load_exported_head, read_config, read_tensors
 from heads.protocol import Head, WholeModel
 from heads.target import DTYPES, TargetParts, TensorFiles, load_tokenizer, read_target
 from heads.vocab import build_draft_vocab
@@ -159,8 +159,7 @@ COMPUTATION = (
 
 def check_same_computation(config: dict, folder: Path) -> None:
     """Raises ExportError where config.json of `folder` and that of the head to be made differ in what equal weights compute."""
-    file = folder / "config.json"
-    theirs = json.loads(file.read_text()) if file.is_file() else {}
+    theirs = read_config(folder) if (folder / "config.json").is_file() else {}
     for key in COMPUTATION:
         if key in theirs and key in config and theirs[key] != config[key]:
             raise ExportError(
