@@ -159,6 +159,9 @@ def hf_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_ids:
             yield job, row if end is None else row[: end + 1], "length" if end is None else "stop"
 
 
+ENGINES = {"vllm": vllm_answers, "hf": hf_answers}  # `regenerate.engine` and --engine
+
+
 def end_of_turn_ids(target: Target, tokenizer) -> list[int]:
     """Ids that end an answer: those of generation_config.json, and the tokenizer's own eos."""
     from heads.embedded import resolve_target

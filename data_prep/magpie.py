@@ -15,12 +15,12 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.answering import Job, add_engine_arguments, context_length, end_of_turn_ids, hf_answers, vllm_answers
-from data_prep.conversations import Conversation
+from data_prep.answering import ENGINES, Job, add_engine_arguments, context_length, end_of_turn_ids
+from data_prep.conversations import Conversation, Tally
 from data_prep.progress import Progress
 from data_prep.prompt_sets import normalised, questions_of, word_runs
 from data_prep.regenerate import answer_text, write_whole
@@ -31,15 +31,13 @@ from recipes.schema import Regenerate, Target
 MIN_WORDS = 3  # "Hello." asks for nothing
 
 
-def draw_prompts(
-    target: Target, settings: Regenerate, draws: int, exclude: list[str], *, tally: Counter[str] | None = None
-) -> Iterator[dict]:
+def draw_prompts(target: Target, settings: Regenerate, draws: int, exclude: list[str], *, tally: Tally | None = None) -> Iterator[dict]:
     """Let the target write `draws` questions and yield the usable ones as rows, in the order in which they are finished.
 
     Args:
         settings: engine, temperature, top_p, max_new_tokens, concurrency and seed are read; every draw has a seed of its own.
         exclude: prompt sets (as in `eval.prompts`) that are measured on: no row shares a run of words with them.
-        tally: counts the draws by what became of them.
+        tally: counts kept and skipped draws; made here unless given.
 
     Raises:
         DataError: no draws, a greedy temperature (every draw would be the same), or a chat template without a place for a user's text.
@@ -49,21 +47,22 @@ def draw_prompts(
         raise DataError(f"--draws {draws}: at least 1 is needed.")
     if settings.temperature == 0:
         raise DataError("--temperature 0 writes one and the same prompt again and again; give 0.7 to 1.0.")
-    tally = tally if tally is not None else Counter()
+    tally = tally if tally is not None else Tally()
     tokenizer = chat_tokenizer(target, None)
     header, ending = question_header(tokenizer)
     stop_ids = sorted({*end_of_turn_ids(target, tokenizer), ending})
     held_out = {run for name in exclude for text in questions_of(name) for run in word_runs(text)}
     seen: set[str] = set()
     todo = deque(_job(number, header, settings) for number in range(draws))
-    engine = {"vllm": vllm_answers, "hf": hf_answers}[settings.engine]
     with Progress("prompts", draws) as progress:
-        for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context_length(target)):
+        for job, ids, finish_reason in ENGINES[settings.engine](todo, target, settings, stop_ids, context_length(target)):
             progress.add(items=1, tokens=len(ids))
             text = answer_text([i for i in ids if i not in stop_ids], tokenizer).strip()
             reason = "unfinished" if finish_reason != "stop" else unusable(text, seen, held_out)
-            tally[reason or "kept"] += 1
-            if reason is None:
+            if reason is not None:
+                tally.skip(reason, job.conversation.id)
+            else:
+                tally.kept += 1
                 seen.add(normalised(text))
                 yield {"id": job.conversation.id, "category": "magpie", "messages": [{"role": "user", "content": text}]}
 
@@ -114,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow each other down on a shared machine
     names = ("engine", "temperature", "top_p", "max_new_tokens", "concurrency", "seed")
-    settings, rows, tally = Regenerate(**{name: getattr(args, name) for name in names}), [], Counter()
+    settings, rows, tally = Regenerate(**{name: getattr(args, name) for name in names}), [], Tally()
     interrupted = False
     try:
         for row in draw_prompts(Target(path=args.target, dtype=args.dtype), settings, args.draws, args.exclude, tally=tally):
@@ -124,16 +123,15 @@ def main(argv: list[str] | None = None) -> int:
     except HeadstartError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    summary = ", ".join(f"{reason} {n:,}" for reason, n in tally.most_common())
     if not rows and not interrupted:
         print(
-            f"error: none of {args.draws} draws is a usable prompt ({summary}). The target must be tuned to chat with this template; "
-            "a base model never ends a question.",
+            f"error: none of {args.draws} draws is a usable prompt ({tally.summary()}). The target must be tuned to chat with this "
+            "template; a base model never ends a question.",
             file=sys.stderr,
         )
         return 1
     write_rows(rows, args.output)
-    print(f"prompts: {summary}: {args.output}")
+    print(f"prompts: {tally.summary()}: {args.output}")
     if interrupted:
         print("stopped; the prompts so far are kept.", file=sys.stderr)
         return 130

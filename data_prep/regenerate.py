@@ -25,7 +25,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from data_prep.answering import Job, add_engine_arguments, context_length, end_of_turn_ids, hf_answers, vllm_answers
+from data_prep.answering import ENGINES, Job, add_engine_arguments, context_length, end_of_turn_ids
 from data_prep.conversations import Conversation, Reject, Tally, read_conversations
 from data_prep.progress import Progress
 from data_prep.render import chat_tokenizer, render_prompt
@@ -146,10 +146,9 @@ def answer_all(
 ) -> None:
     """Run the engine until `todo` is empty, appending each finished row to `working`."""
     stop_ids = end_of_turn_ids(target, tokenizer)
-    engine = {"vllm": vllm_answers, "hf": hf_answers}[settings.engine]
     start = time.monotonic()
     with Progress("answers", total, total - len(todo)) as progress:
-        for job, ids, finish_reason in engine(todo, target, settings, stop_ids, context):
+        for job, ids, finish_reason in ENGINES[settings.engine](todo, target, settings, stop_ids, context):
             kept = ids[:-1] if ids and ids[-1] in stop_ids else ids
             job.messages = [*job.messages, {"role": "assistant", "content": answer_text(kept, tokenizer)}]
             progress.add(tokens=len(ids))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +33,7 @@ from heads.vocab import build_draft_vocab
 from recipes.errors import ExportError, HeadstartError
 from recipes.schema import Recipe, load_recipe, parse_recipe
 from train import checkpoint
-from train.folders import swap_in
+from train.folders import partial_of, swap_in
 from train.inside_target import prove_same_logits, write_inside_target
 
 
@@ -54,9 +53,7 @@ def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, fi
     }
     config = head.served_config() | ({} if inside else {"dtype": recipe.target.dtype})
     check_served(head.served_shapes(config), tensors, folder)
-    partial = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = partial_of(folder)
     if inside:
         if write_inside_target(target.path, partial, tensors, config):
             prove_same_logits(partial, source, dtype)

@@ -6,6 +6,14 @@ import shutil
 from pathlib import Path
 
 
+def partial_of(final: Path) -> Path:
+    """An empty folder beside `final` to write in until `swap_in`; what an earlier, killed run left there goes."""
+    partial = final.with_name(final.name + ".tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
 def swap_in(partial: Path, final: Path) -> Path:
     """Rename the finished folder `partial` to `final`; what stood there goes only once the new one is in its place.
 

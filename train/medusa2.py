@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from recipes.objective_blocks import Medusa2Objective as Medusa2Block
 from recipes.schema import Recipe
 from train.depths import Compared
 from train.export import export_head
-from train.folders import swap_in
+from train.folders import partial_of, swap_in
 from train.inside_target import write_inside_target
 from train.losses import Teacher, head_loss
 from train.medusa import heads_loss
@@ -160,9 +159,7 @@ class Medusa2Objective(nn.Module):
         for name in sorted(tensors):
             digest.update(name.encode() + tensors[name].float().numpy().tobytes())
         config = json.loads((origin / "config.json").read_text()) | {"headstart_adapted": digest.hexdigest()[:16]}
-        partial = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial = partial_of(folder)
         write_inside_target(origin, partial, tensors, config)
         swap_in(partial, folder)
 

@@ -2,12 +2,11 @@
 
 import gzip
 import json
-from collections import Counter
 
 import pytest
 
-from data_prep import magpie
-from data_prep.conversations import read_conversations
+from data_prep.answering import ENGINES
+from data_prep.conversations import Tally, read_conversations
 from data_prep.embedded.make_magpie import EXCLUDE, OUTPUT, without_held_out_subjects
 from data_prep.magpie import draw_prompts, main, write_rows
 from data_prep.prompt_sets import normalised, questions_of, word_runs
@@ -50,7 +49,7 @@ def test_a_template_that_changes_the_text_is_refused(target, tmp_path):
 def test_a_target_that_never_ends_a_question_is_an_error_with_the_counts(target, tmp_path, capsys):
     output = tmp_path / "prompts.jsonl"
     assert main(["--target", target.path, "--draws", "5", "--output", str(output), "--engine", "hf", "--max-new-tokens", "4"]) == 1
-    assert "none of 5 draws is a usable prompt (unfinished 5)" in capsys.readouterr().err
+    assert "none of 5 draws is a usable prompt (kept 0 / skipped 5 (unfinished=5))" in capsys.readouterr().err
     assert not output.exists()
 
 
@@ -61,26 +60,26 @@ def test_draws_that_make_no_sense_are_refused(target, values, draws, message):
 
 
 def test_every_draw_starts_behind_the_header_with_a_seed_of_its_own(target, monkeypatch):
-    seen, engine = [], magpie.hf_answers
+    seen, engine = [], ENGINES["hf"]
 
     def spy(todo, *rest):
         seen.extend(todo)
         return engine(todo, *rest)
 
-    monkeypatch.setattr(magpie, "hf_answers", spy)
-    tally = Counter()
+    monkeypatch.setitem(ENGINES, "hf", spy)
+    tally = Tally()
     assert list(draw_prompts(target, options(), 6, [], tally=tally)) == []
     header, _ = question_header(chat_tokenizer(target, None))
     assert [job.prompt_ids for job in seen] == [header] * 6
     assert len({job.seed for job in seen}) == 6 and len({job.conversation.key for job in seen}) == 6
-    assert tally.total() == 6
+    assert tally.kept == 0 and tally.skipped.total() == 6
 
 
 @pytest.mark.slow
 def test_the_real_target_writes_questions():
-    tally = Counter()
+    tally = Tally()
     rows = list(draw_prompts(REAL, options(max_new_tokens=80, concurrency=16), 16, ["embedded:eval"], tally=tally))
-    assert tally["kept"] == len(rows) >= 8, tally
+    assert tally.kept == len(rows) >= 8, tally
     assert len({row["messages"][0]["content"] for row in rows}) == len(rows)
     assert not any("<|im_" in row["messages"][0]["content"] for row in rows)
 

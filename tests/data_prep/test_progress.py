@@ -1,18 +1,10 @@
-"""The progress display: plain lines in a log, a bar on a terminal, nothing for short work. And the worked examples in data_prep."""
+"""The progress display: plain lines in a log, a bar on a terminal, nothing for short work."""
 
-import doctest
 import io
 
 import pytest
 
-from data_prep import extract, progress, regenerate
 from data_prep.progress import Progress
-
-
-@pytest.mark.parametrize("module", [extract, progress, regenerate], ids=lambda module: module.__name__)
-def test_worked_examples(module):
-    failed, run = doctest.testmod(module)
-    assert run and not failed
 
 
 def test_plain_lines_tell_pace_and_time_left(capsys, monkeypatch):

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep import regenerate as module
-from data_prep.answering import end_of_turn_ids
+from data_prep.answering import ENGINES, end_of_turn_ids
 from data_prep.conversations import read_conversations
 from data_prep.regenerate import main, recover, regenerate, regenerate_recipe
 from data_prep.render import render, render_prompt
@@ -56,13 +55,13 @@ def options(**values):
 def answered(monkeypatch):
     """Ids of the conversations that an engine was asked about, call by call."""
     asked = []
-    engine = module.hf_answers
+    engine = ENGINES["hf"]
 
     def recording(todo, *rest):
         asked.append(sorted(job.conversation.id for job in todo))
         yield from engine(todo, *rest)
 
-    monkeypatch.setattr(module, "hf_answers", recording)
+    monkeypatch.setitem(ENGINES, "hf", recording)
     return asked
 
 
@@ -235,7 +234,7 @@ def test_every_turn_is_answered_in_order(target, tmp_path, monkeypatch):
             job = todo.popleft()
             yield job, [*f"<{job.messages[-1]['content']}>".encode(), stop_ids[0]], "stop"
 
-    monkeypatch.setattr(module, "hf_answers", echo)
+    monkeypatch.setitem(ENGINES, "hf", echo)
     prompts = write(
         tmp_path / "p.jsonl", [{"id": "c", "messages": [{"role": r, "content": c} for r, c in CHAT]}, {"id": "d", "prompt": "x"}]
     )

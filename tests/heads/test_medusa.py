@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from heads import LAST_HIDDEN, medusa
+from heads import LAST_HIDDEN
 from heads.exported import check_served, read_tensors
 from heads.medusa import MedusaHead
 from heads.vocab import DraftVocab
@@ -216,9 +216,3 @@ def test_tied_target_is_not_trained_through_the_head(parts):
     head = make(tied)  # its trained weights are changed in place
     assert torch.equal(parts.embed_tokens, before)
     assert all(weight.weight.data_ptr() != tied.lm_head.data_ptr() for weight in head.lm_heads)
-
-
-def test_worked_example():
-    import doctest
-
-    assert doctest.testmod(medusa).failed == 0

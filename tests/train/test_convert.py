@@ -1,6 +1,5 @@
 """`python -m train.export --from`: published drafts become our exports, and a start for fine-tuning."""
 
-import doctest
 import json
 
 import pytest
@@ -14,7 +13,6 @@ from heads.target import read_target
 from heads.vocab import DraftVocab
 from recipes.errors import ExportError, TargetError
 from recipes.schema import load_recipe
-from train import convert as convert_module
 from train.convert import convert
 from train.export import load_export_into, main
 
@@ -239,11 +237,6 @@ def test_speculators_format(tiny_target, tmp_path, method):
         converted(transformer_layer_config=inner | {"intermediate_size": 96})
     read_back = same_drafts(head, converted(), target, head.aux_layers)
     assert read_back.head.rope["rope_theta"] == 777.0
-
-
-def test_worked_examples():
-    failed, run = doctest.testmod(convert_module)
-    assert failed == 0 and run > 0
 
 
 def test_draft_model(tiny_target, tmp_path):

@@ -1,20 +1,11 @@
 """Steps hold the same rows however they are cut; positions resume exactly."""
 
-import doctest
-
 import pytest
 import torch
 
 from data_prep.store import RowFeatures
 from recipes.errors import DataError
-from train import objective, packing
 from train.packing import StepSampler, collate, deal, fixed_batches
-
-
-@pytest.mark.parametrize("module", [packing, objective], ids=lambda m: m.__name__)
-def test_worked_examples(module):
-    failed, run = doctest.testmod(module, extraglobs={"torch": torch})
-    assert failed == 0 and run > 0
 
 
 def sampler(**changes) -> StepSampler:
