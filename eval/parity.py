@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from eval.findings import PARITY_GAP
 from eval.greedy import TIE
 from eval.report import first_difference, rounds_of
 from heads.exported import with_own_target
@@ -161,7 +162,7 @@ def compare_engines(recipe_path: str, overrides: list[str]) -> int:
         margin = logit_margin(ours.model, ours.prompts[record["prompts"]], record["requests"])
         parity = compare_requests(record["requests"], other["requests"], margin)
         print(f"{name}: " + "\n".join(parity.lines()))
-        broken |= parity.equal_share < 0.95 or parity.gap > 0.02
+        broken |= parity.equal_share < 0.95 or parity.gap > PARITY_GAP
     return int(broken)
 
 

@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     ]
     overrides += ["data.max_rows=90", "head.draft_vocab_size=8192", "train.tokens_per_step=1024", "train.micro_batch_tokens=1024"]
     overrides += [
-        "train.max_minutes=1.5",
+        "train.max_minutes=2",
         "train.eval_every=1000",
         "eval.methods=[baseline,head]",
         "eval.max_prompts=10",
