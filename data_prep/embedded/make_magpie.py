@@ -10,8 +10,7 @@ The draws have seeds of their own; what a bfloat16 product rounds to, and so the
 
 from __future__ import annotations
 
-from collections import Counter
-
+from data_prep.conversations import Tally
 from data_prep.embedded.held_out import held_out_prompts
 from data_prep.embedded.make_prompts import HERE
 from data_prep.magpie import draw_prompts, write_rows
@@ -30,11 +29,11 @@ def without_held_out_subjects(rows: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    tally: Counter[str] = Counter()
+    tally = Tally()
     target = Target(path="embedded:smollm2-135m", dtype="bfloat16")
     rows = without_held_out_subjects(list(draw_prompts(target, SETTINGS, DRAWS, EXCLUDE, tally=tally)))
     write_rows(rows, OUTPUT)
-    print(f"{', '.join(f'{reason} {n:,}' for reason, n in tally.most_common())}; without held-out subjects {len(rows):,}: {OUTPUT}")
+    print(f"{tally.summary()}; without held-out subjects {len(rows):,}: {OUTPUT}")
 
 
 if __name__ == "__main__":
