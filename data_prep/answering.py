@@ -38,7 +38,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of every command that lets the target write: which target, in which engine."""
     parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
-    parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"], help="vLLM in this process (default), or transformers")
+    parser.add_argument("--engine", default="vllm", choices=list(ENGINES), help="vLLM in this process (default), or transformers")
     parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
 
 

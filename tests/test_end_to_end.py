@@ -1,6 +1,6 @@
 """The commands of the README on the real target, into real vLLM, and the parity rule over what they made.
 
-One short run: a part of the shipped answers, a minute of training, a few prompts. It shows that the parts fit; how good a
+One short run: a part of the shipped answers, two minutes of training, a few prompts. It shows that the parts fit; how good a
 head gets is the recipes' business.
 """
 

@@ -5,7 +5,8 @@
 Needs no data and no features: tokens and states are random; head, objective, optimizer and precision are the recipe's. A step is forward,
 backward, clipping and optimizer on one batch on the CPU; the best of `--steps` counts. One line for each share of supervised tokens,
 and the same as JSON. The setting of PEERS §4.1 is `recipes/smollm2-135m/quickstart.yaml` with
-`head.num_layers=1 head.fc_norm=false head.norm_output=false train.precision=fp32 train.optimizer=adamw`.
+`head.num_layers=1 head.fc_norm=false head.norm_output=false objective.depth_warmup=0 train.precision=fp32 train.optimizer=adamw`;
+with a depth warm-up, the step of the first depth alone is what is timed.
 """
 
 from __future__ import annotations
