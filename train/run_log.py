@@ -73,7 +73,7 @@ class RunLog:
         self.write(record)
         tracked = ("loss", "lr", "grad_norm", "tokens_per_second")
         self.accelerator.log({f"train/{name}": record[name] for name in tracked}, step=progress.step)
-        eta = progress.seconds * (1 - done) / max(done, 1e-9)
+        eta = progress.seconds * max(0.0, 1 - done) / max(done, 1e-9)  # the last step ends past a limit in minutes
         accuracy = " ".join("-" if a is None else f"{a:.2f}" for a in record["accuracy"])
         self.say(
             f"step {progress.step}/{self.total_steps or '?'} | loss {record['loss']:.3f} | acc {accuracy} | lr {lr:.2e} "

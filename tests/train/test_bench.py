@@ -31,6 +31,16 @@ def test_work_follows_the_supervised_tokens(tiny_target, capsys):
         assert figures["tokens_per_cpu_second"] == pytest.approx(64 / figures["cpu_seconds"]) and "peak" in said[0]
 
 
+def test_a_warm_up_hides_nothing(tiny_target, capsys):
+    """The step that is timed trains all depths, whatever share of a run the first depth has to itself."""
+    gflop = []
+    for share in ("0.0", "0.9"):
+        recipe = [DEBUG, f"target.path={tiny_target}", f"objective.depth_warmup={share}"]
+        bench.main([*recipe, "--seq", "64", "--steps", "1", "--supervised", "1.0"])
+        gflop.append(json.loads(capsys.readouterr().out.splitlines()[1])["gflop"])
+    assert gflop[0] == gflop[1] > 0
+
+
 def test_a_wrong_key_is_one_line(capsys):
     with pytest.raises(SystemExit) as stopped:
         bench.main([DEBUG, "head.unrol_steps=1"])
