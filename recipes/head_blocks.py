@@ -17,7 +17,7 @@ from recipes.errors import RecipeError
 class HeadBlock(Block):
     """Base of every `head:` block: what the head reads from the target and where it may start from."""
 
-    init_from: str | None = None  # an export (ours or a published one) to start from, for fine-tuning
+    init_from: str | None = None  # a draft to start from: an export of ours or a published one, a folder or a HF id, of the same shape
 
     def feature_layers(self, num_target_layers: int) -> list[int]:
         """Layers of the target whose residual stream the head reads, ascending (empty: none)."""
@@ -76,11 +76,13 @@ def check_layers(key: str, layers: list[int], num_target_layers: int) -> list[in
 class Eagle3Head(HeadBlock):
     """EAGLE-3 (arXiv 2503.01840) and the EAGLE-3.1 switches (PEERS §2.1)."""
 
-    num_layers: PositiveInt = 1
-    draft_vocab_size: PositiveInt | None = 32000  # None: the target's whole vocabulary
-    unroll_steps: PositiveInt = 7  # training-time-test steps
+    num_layers: PositiveInt = 1  # decoder layers; the first reads the target, the others the one before
+    # the most frequent answer tokens, all that can be drafted; None: the target's whole vocabulary
+    draft_vocab_size: PositiveInt | None = 32000
+    unroll_steps: PositiveInt = 7  # depths trained by training-time test; at least the k that you serve, each makes a step dearer
+    # the target's layers that are read, in 0..L; auto: 2, L//2, L-3. All must be in the store
     aux_layers: Literal["auto"] | list[int] = "auto"
-    intermediate_size: PositiveInt | None = None  # None: the target's
+    intermediate_size: PositiveInt | None = None  # width of the MLP; None: the target's
     train_lm_head: bool = True  # false: the LM head stays at the target's rows
     init_layer: Literal["random", "target"] = "random"  # target: start as the target's last block reading its highest tapped layer
     norm_before_residual: bool = False  # residual = normalised feature instead of the raw one
@@ -98,7 +100,7 @@ class Eagle3Head(HeadBlock):
 class MedusaHead(HeadBlock):
     """Medusa (arXiv 2401.10774; METHODS §1): head i, residual blocks and an LM head, drafts the token 2 + i places on."""
 
-    num_heads: PositiveInt = 5
+    num_heads: PositiveInt = 5  # tokens drafted in a round, at most: one head each
     num_layers: PositiveInt = 1  # residual blocks a head
     shared_lm_head: bool = False  # one LM head for all draft heads instead of one each
     train_lm_head: bool = True  # false: the shared LM head stays the target's, only the residual blocks learn
@@ -121,8 +123,8 @@ class MedusaHead(HeadBlock):
 class Eagle1Head(HeadBlock):
     """EAGLE-1 (arXiv 2401.15077; METHODS §2), also the body of HASS and EAGLE-2: one layer on the post-norm last hidden state."""
 
-    num_layers: PositiveInt = 1
-    intermediate_size: PositiveInt | None = None  # None: the target's
+    num_layers: PositiveInt = 1  # decoder layers
+    intermediate_size: PositiveInt | None = None  # width of the MLP; None: the target's
     draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
     rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
@@ -130,7 +132,7 @@ class Eagle1Head(HeadBlock):
 class PeagleHead(Eagle3Head):
     """P-EAGLE (arXiv 2602.01469; METHODS §6): EAGLE-3 that drafts `unroll_steps` slots in one pass."""
 
-    num_layers: PositiveInt = 4
+    num_layers: PositiveInt = 4  # decoder layers; all slots go through them in one pass
     unroll_steps: PositiveInt = 8  # slots: the first reads the target, the others a learned state and the mask token
     mask_token_id: NonNegativeInt  # a token of the target's vocabulary that no text holds; its embedding fills the later slots
 
@@ -151,9 +153,8 @@ class MtpHead(HeadBlock):
     unroll_steps: PositiveInt = 3  # depths trained
     shared: bool = True  # false: a module of its own for each depth, which only the reference decoder runs
     draft_vocab_size: PositiveInt | None = None  # training only: the loss compares these most frequent tokens; drafts are over all
-    layout: Literal["head", "mimo"] = (
-        "head"  # head: a folder of its own, reads the post-norm state; mimo: the target rewritten as MiMo, pre-norm
-    )
+    # head: a folder of its own, reads the post-norm state; mimo: the target rewritten as MiMo, pre-norm
+    layout: Literal["head", "mimo"] = "head"
 
     @model_validator(mode="after")
     def _chain_compares_all(self):
@@ -214,12 +215,12 @@ def dflash_layers(count: int, num_target_layers: int) -> list[int]:
 class DflashHead(HeadBlock):
     """DFlash (arXiv 2602.06036; METHODS §9): a block of mask tokens denoised in one pass over the target's injected features."""
 
-    num_layers: PositiveInt = 5
+    num_layers: PositiveInt = 5  # decoder layers; each has the target's features injected as keys and values
     block_size: Annotated[int, Field(ge=2)] = 16  # the last committed token and block_size - 1 mask tokens, each of which drafts
     mask_token_id: NonNegativeInt  # a token of the target's vocabulary that no text holds
     aux_layers: PositiveInt | list[int] = 5  # tapped layers, or how many, spread evenly as published
     draft_vocab_size: PositiveInt | None = None  # None: the target's whole vocabulary; the LM head stays the target's rows
-    intermediate_size: PositiveInt | None = None  # None: the target's
+    intermediate_size: PositiveInt | None = None  # width of the MLP; None: the target's
     rope: dict[str, Any] | None = None  # transformers' rope_parameters; None: the target's. A converted draft keeps its own
 
     @property

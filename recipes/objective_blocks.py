@@ -44,11 +44,11 @@ class Medusa2Objective(MedusaObjective):
     """Medusa-2: heads and target learn together; loss = target's own + heads_weight * schedule * (Medusa-1's)."""
 
     backbone: Literal["lora", "full"] = "lora"  # what of the target learns: low-rank adapters on its linear layers, or all of it
-    lora_rank: PositiveInt = 32
-    lora_alpha: PositiveFloat = 16.0
-    lora_dropout: Share = 0.05
+    lora_rank: PositiveInt = 32  # of the adapters
+    lora_alpha: PositiveFloat = 16.0  # adapters are scaled by lora_alpha / lora_rank
+    lora_dropout: Share = 0.05  # of the adapters' inputs, in training
     target_loss: Literal["distill", "ce"] = "distill"  # distill: KL from the un-adapted target; ce: on the answer's token
-    heads_weight: PositiveFloat = 0.2  # λ0
+    heads_weight: PositiveFloat = 0.2  # λ0: weight of the heads' loss beside the target's own
     heads_schedule: Literal["constant", "linear", "sine"] = "constant"  # λ0 over the run: as it is, t, or sin(t π/2); t in 0..1
     head_warmup: Share = 0.0  # share of the run in which only the heads learn
     head_lr_multiplier: PositiveFloat = 4.0  # learning rate of the heads over train.lr

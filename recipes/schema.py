@@ -26,79 +26,89 @@ class Target(Block):
     """The model to be sped up."""
 
     path: str  # `embedded:smollm2-135m`, `tiny:llama` (random, made on the spot), a local folder, or a HF id
-    revision: str | None = None
+    revision: str | None = None  # branch, tag or commit of a HF id (other paths refuse one); None: the hub's default branch
+    # of the target's weights, and of the export; what vLLM, the reference decoder and a GPU compute in. On a CPU, extraction and online
+    # training load the weights in it and compute in float32 (products: features.precision)
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    # attention of the target wherever transformers runs it (the reference decoder takes sdpa for flash_attention_2); vLLM chooses its own
     attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    tp: PositiveInt = 1  # tensor parallelism in vLLM
-    trust_remote_code: bool = False
+    tp: PositiveInt = 1  # GPUs over which vLLM splits the target (answers, evaluation); extraction and training hold it whole on each GPU
+    trust_remote_code: bool = False  # let transformers and vLLM run the Python files of the model's folder; read them first
 
 
 class Regenerate(Block):
     """Let the target write the answers (on-policy data; METHODS §15.9)."""
 
-    engine: Literal["vllm", "hf"] = "vllm"
-    temperature: float = Field(default=0.0, ge=0)
+    engine: Literal["vllm", "hf"] = "vllm"  # vllm, in this process; hf: transformers' generate, where vLLM is not installed
+    temperature: float = Field(default=0.0, ge=0)  # of sampled answers; 0: greedy. Take what you serve with
     greedy_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of rows decoded greedily whatever the temperature
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    max_new_tokens: PositiveInt = 512
-    concurrency: PositiveInt = 64  # requests in flight
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sampled answers: only the most likely tokens that make up this share; 1: all
+    max_new_tokens: PositiveInt = 512  # of one answer; a prompt that leaves less room in the target's context is dropped and counted
+    concurrency: PositiveInt = 64  # requests in flight (vllm), prompts of a batch (hf)
     every_turn: bool = False  # multi-turn rows: answer each user turn in order, not only the last
-    seed: int = 0
+    seed: int = 0  # decides which rows are greedy (`greedy_share`) and what is sampled
 
 
 class Data(Block):
     """Conversations, how they become tokens, and what is supervised."""
 
-    prompts: list[str]  # JSONL / Parquet files, folders of datasets, HF ids, or `embedded:NAME`
+    # JSONL (.gz), JSON or Parquet files, folders of them or of `save_to_disk`, HF ids `owner/name[:split]`, or `embedded:NAME`
+    prompts: list[str]
     regenerate: Regenerate | None = None  # None: the answers in the files are used as they are
     max_length: PositiveInt = 2048  # tokens; longer rows are cut
-    supervise: Literal["assistant", "last_assistant", "all"] = "assistant"
+    # assistant: every answer of a row; last_assistant: its last one (in rows that are rendered text: every one); all: prompts too
+    supervise: Literal["assistant", "last_assistant", "all"] = "assistant"  # all: prompts too; takes plain text, {"text": "…"}, as well
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own template
+    template_kwargs: dict[str, bool | int | float | str] = {}  # variables of the template, {enable_thinking: false}: in data and eval alike
     holdout: Share = 0.05  # share of rows kept for validation, chosen by a hash of the row's text
-    max_rows: PositiveInt | None = None
-    seed: int = 0
+    max_rows: PositiveInt | None = None  # the first so many usable rows of all sources together; None: all
+    seed: int = 0  # of the hash that chooses the held-out rows
 
 
 class Features(Block):
     """The store of the target's hidden states between data_prep and train (DESIGN §4)."""
 
-    dir: str
-    backend: Literal["hf"] = "hf"
+    dir: str  # the store's folder, with the answers of data.regenerate; one target, one set of data settings each
+    backend: Literal["hf"] = "hf"  # what runs the target; transformers is the only one
     layers: Literal["auto"] | list[int] = "auto"  # auto: what the head reads; a list may hold more
-    codec: Literal["f32", "bf16"] = "bf16"
-    precision: Literal["fp32", "bf16", "auto"] = (
-        "fp32"  # of the target's products on a CPU (a GPU computes in target.dtype); auto: as in train
-    )
-    shard_tokens: PositiveInt = 100_000
-    batch_tokens: PositiveInt = 4096  # tokens in one forward pass of the target
+    codec: Literal["f32", "bf16"] = "bf16"  # of the stored layers; last_hidden is kept as the target computed it. f32 takes twice the disk
+    # of the target's products on a CPU (a GPU computes in target.dtype); auto: as in train
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    shard_tokens: PositiveInt = 100_000  # tokens in one shard file (a longer row has its own); two shards are in memory at once
+    # tokens in one forward pass of the target, pads included; lower it where extraction runs out of memory
+    batch_tokens: PositiveInt = 4096
 
 
 class Train(Block):
     """The loop that all methods share."""
 
     dir: str | None = None  # None: runs/<name of the recipe>
-    features: Literal["stored", "online"] = "stored"  # online: the target runs beside the head, nothing is stored
+    # stored: read from features.dir; online: the target runs beside the head on every rank, only tokens are stored
+    features: Literal["stored", "online"] = "stored"
     tokens_per_step: PositiveInt = 4096  # tokens (prompts included) in one optimizer step, over all ranks
-    micro_batch_tokens: PositiveInt = 4096  # tokens in one forward pass on one rank
-    max_steps: PositiveInt | None = None
-    max_minutes: PositiveFloat | None = None  # stop at this wall time; the schedule then follows the time share
-    epochs: PositiveInt | None = None
+    # tokens in one forward pass on one rank; lower it where memory runs out, the step stays the same
+    micro_batch_tokens: PositiveInt = 4096
+    max_steps: PositiveInt | None = None  # optimizer steps; not together with epochs
+    # stop after so many minutes of steps (validation and checkpoints come on top); the schedule then follows the time share
+    max_minutes: PositiveFloat | None = None
+    epochs: PositiveInt | None = None  # passes over the training rows; not together with max_steps
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices between hidden states; the rest stays with AdamW
-    lr: PositiveFloat = 1e-4
+    lr: PositiveFloat = 1e-4  # peak learning rate, reached at the end of the warm-up; the same for Muon and AdamW
+    # of the learning rate from the warm-up to the end: down to lr * min_lr_share, or constant at lr
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: Share = 0.05  # share of the steps
-    min_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip_norm: PositiveFloat = 1.0
+    warmup: Share = 0.05  # share of the run in which the learning rate rises from 0 to lr, linearly
+    min_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # learning rate at the end over lr; without effect on constant
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # of matrices; norms and biases have none
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's; Muon has its own momentum
+    clip_norm: PositiveFloat = 1.0  # a gradient whose norm over all parameters is larger is scaled down to it
     precision: Literal["fp32", "bf16", "auto"] = "fp32"  # bf16: autocast, fp32 master weights; auto: bf16 where it is twice as fast here
     threads: PositiveInt | None = None  # on a CPU, of each process; None: the cores that this process may use, over the processes
-    seed: int = 0
-    log_every: PositiveInt = 10  # steps
-    eval_every: PositiveInt = 250  # steps
-    save_every: PositiveInt = 250  # steps
-    keep: PositiveInt = 2  # checkpoints kept
-    trackers: list[Literal["tensorboard", "wandb"]] = []  # metrics.jsonl is always written
+    seed: int = 0  # of initial weights, order of rows, noise and drops
+    log_every: PositiveInt = 10  # steps between lines on the screen and in metrics.jsonl
+    eval_every: PositiveInt = 250  # steps between validations; there is one at the start and one at the end too
+    save_every: PositiveInt = 250  # steps between checkpoints; there is one at the end and one at an interruption too
+    keep: PositiveInt = 2  # the newest so many checkpoints are kept
+    trackers: list[Literal["tensorboard", "wandb"]] = []  # beside metrics.jsonl, which is always written; needs their packages
 
     @model_validator(mode="after")
     def _one_length(self):
@@ -124,25 +134,28 @@ class Export(Block):
 class Eval(Block):
     """What is measured, and against what."""
 
+    # vllm: what is served; reference: plain PyTorch, with trees and the time of draft and verification apart
     engine: Literal["vllm", "reference"] = "vllm"
+    # what is measured; the baseline (no drafts) always is
     methods: list[Literal["baseline", "ngram", "suffix", "head"]] = ["baseline", "ngram", "head"]
     prompts: list[str] = ["embedded:eval"]  # files, `holdout` (own rows), `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
     max_prompts: PositiveInt | None = None  # per prompt set
-    k: list[PositiveInt] = [3]  # drafted tokens a round
-    temperature: list[Annotated[float, Field(ge=0)]] = [0.0]
+    k: list[PositiveInt] = [3]  # drafted tokens a round; each is measured
+    temperature: list[Annotated[float, Field(ge=0)]] = [0.0]  # of sampling, 0: greedy; each is measured
+    # probabilistic: draw drafts from the head's distribution at temperature > 0 (n-gram, suffix and Medusa in vLLM never do)
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    max_tokens: PositiveInt = 128
-    concurrency: list[PositiveInt] = [1]
-    max_model_len: PositiveInt | None = None  # None: the target's, at most 4096
-    ngram_max: PositiveInt = 5
-    ngram_min: PositiveInt = 2
+    max_tokens: PositiveInt = 128  # new tokens of an answer, at most
+    concurrency: list[PositiveInt] = [1]  # requests in flight; each is measured
+    max_model_len: PositiveInt | None = None  # the engine's context, prompt and answer together; None: the target's, at most 4096
+    ngram_max: PositiveInt = 5  # n-gram lookup: the longest run of last tokens that is looked for
+    ngram_min: PositiveInt = 2  # n-gram lookup: the shortest
     tree: Literal["chain", "static", "eagle2", "medusa"] = "chain"  # reference engine only, measured beside the chains of `k`
     tree_nodes: PositiveInt = 60  # eagle2, medusa: nodes of a tree, the root included
-    tree_depth: PositiveInt = 6  # eagle2, medusa
+    tree_depth: PositiveInt = 6  # eagle2, medusa: levels below the root
     tree_top_k: PositiveInt = 10  # eagle2, medusa: children of a node
     tree_paths: list[list[NonNegativeInt]] | None = None  # static: one path of ranks for each node, [[0], [1], [0, 0]]
     verification: Literal["tokenwise", "block", "typical"] = "tokenwise"  # reference engine, temperature > 0; typical is NOT lossless
-    seed: int = 0
+    seed: int = 0  # of sampled answers and drafts
     dir: str | None = None  # None: reports/<name of the recipe>
 
     @model_validator(mode="after")
@@ -171,16 +184,16 @@ class Eval(Block):
 class Recipe(Block):
     """One run from prompts to report. `name` is the file's path below recipes/, with dashes."""
 
-    name: str
-    method: str
-    target: Target
-    data: Data
-    features: Features
-    head: SerializeAsAny[HeadBlock]
-    objective: SerializeAsAny[Block]
-    train: Train
-    export: Export = Export()
-    eval: Eval = Eval()
+    name: str  # names the folders in runs/, exports/ and reports/; left out, it is the file's path below recipes/, with dashes
+    method: str  # one of the methods below; it decides what `head` and `objective` may hold
+    target: Target  # the model that is served
+    data: Data  # conversations and what of them is learnt
+    features: Features  # the target's states on disk
+    head: SerializeAsAny[HeadBlock]  # shape of the draft; keys by method
+    objective: SerializeAsAny[Block]  # its loss; keys by method
+    train: Train  # length, optimizer, checkpoints
+    export: Export = Export()  # the folder that vLLM loads
+    eval: Eval = Eval()  # what is measured at the end
 
     @model_validator(mode="after")
     def _head_reaches(self):
