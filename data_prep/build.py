@@ -56,7 +56,7 @@ def make_tokens(recipe: Recipe, manifest: Manifest | None, folder: Path) -> Mani
     if manifest is not None and {ROWS, COUNTS} <= manifest.files.keys():
         return manifest
     sources = [str(regenerate_recipe(recipe))] if recipe.data.regenerate is not None else recipe.data.prompts
-    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template, recipe.data.template_kwargs)
     path = resolve_target(recipe.target.path, recipe.target.revision)
     config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.target.trust_remote_code).get_text_config()
     wanted_layers(recipe, config.num_hidden_layers)  # a wrong list fails before the work, not after it

@@ -6,7 +6,8 @@ Accepted rows (one JSON object each):
     {"conversations": [{"from": "human", "value": "…"}, …]}                ShareGPT (role/content inside works too)
     {"instruction": "…", "input": "…", "output": "…"}                      Alpaca
     {"prompt": "…"} or {"turns": ["…", "…"]}                               questions without answers, for data.regenerate
-    {"text": "<|im_start|>user\\n…"}                                        already rendered by a chat template
+    {"text": "<|im_start|>user\\n…"}                                        already rendered by a chat template,
+                                                                           or any document with data.supervise: all
 
 Optional keys: `id`, `category`, `system`, and those that regeneration writes (`answer_ids`, `temperature`, `finish_reason`, `target`).
 """

@@ -141,6 +141,7 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
         "target.path": target_fingerprint(target),
         "target.dtype": recipe.target.dtype,
         "data.chat_template": tokenizer_fingerprint(target, data.chat_template),
+        "data.template_kwargs": data.template_kwargs or None,  # None too in stores that are older than the key
         "data.prompts": sources,
         "data.regenerate": data.regenerate.model_dump(mode="json", exclude={"engine", "concurrency"}) if data.regenerate else None,
         **{f"data.{key}": getattr(data, key) for key in ("max_length", "supervise", "holdout", "max_rows", "seed")},

@@ -16,7 +16,7 @@ tokens that the target itself produced, is the prompt and these ids: nothing is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from recipes.schema import Data, Target
 
 Message = dict[str, Any]
 Span = tuple[int, int]  # characters [start, end) of a text
+TemplateValue = bool | int | float | str  # of `data.template_kwargs`
 
 PATIENCE = 100  # rows: a job whose first rows all fail is stopped here, not after a million
 _EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
@@ -42,6 +43,7 @@ class Row:
     input_ids: list[int]
     loss_mask: list[int]  # 1: the token is supervised
     exact: bool = False  # the answer's ids are the target's own, not text that was tokenised again
+    rewritten: int = 0  # earlier answers that the template writes otherwise once they are history: not supervised
 
 
 def render_rows(
@@ -68,6 +70,8 @@ def render_rows(
         kept += 1
         if conversation.answer_ids is not None and not row.exact:
             tally.notes["answer_ids of another tokenizer, text used"] += 1
+        if row.rewritten:
+            tally.notes["the template rewrites earlier answers, only the others are supervised"] += 1
         yield conversation, row
 
 
@@ -82,20 +86,23 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
         raise DataError(
             f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed (tokenizer.json in the target's folder)"
         )
-    exact = False
-    if conversation.text is not None:
+    exact, rewritten = False, 0
+    if conversation.text is not None and data.supervise == "all":  # any document: no answer is looked for, no template is needed
+        ids, mask = _tokenise(conversation.text, [(0, len(conversation.text))], tokenizer)
+    elif conversation.text is not None:
         ids, mask = _tokenise(conversation.text, _preformatted_spans(conversation.text, tokenizer), tokenizer)
     else:
         messages = _complete(conversation.messages, conversation.tools, tokenizer)
         exact = _is_own_answer(conversation, tokenizer)
-        ids, mask = _chat(messages, conversation.tools, conversation.answer_ids if exact else None, tokenizer, data.supervise)
+        answer_ids = conversation.answer_ids if exact else None
+        ids, mask, rewritten = _chat(messages, conversation.tools, answer_ids, tokenizer, data.supervise)
     if data.supervise == "all":
         mask = [1] * len(ids)
     ids, mask = ids[: data.max_length], mask[: data.max_length]
     if not any(mask):
         raise Reject("no_loss_tokens")
     end = len(mask) - mask[::-1].index(1)  # what follows the last supervised token teaches nothing
-    return Row(ids[:end], mask[:end], exact)
+    return Row(ids[:end], mask[:end], exact, rewritten)
 
 
 def render_prompt(messages: list[Message], tokenizer: PreTrainedTokenizerBase, tools: list[Message] | None = None) -> list[int]:
@@ -121,18 +128,49 @@ def question_header(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]
     return _ids(header, tokenizer), _ids(rest, tokenizer)[0]
 
 
-def chat_tokenizer(target: Target, template: str | Path | None) -> PreTrainedTokenizerBase:
-    """The target's tokenizer, with the chat template of `data.chat_template` where one is given.
+def chat_tokenizer(
+    target: Target, template: str | Path | None, template_kwargs: Mapping[str, TemplateValue] | None = None
+) -> PreTrainedTokenizerBase:
+    """The target's tokenizer, with `data.chat_template` where one is given; all rendering with it uses `data.template_kwargs`.
 
     Raises:
-        DataError: no such template file, or it is no template.
+        DataError: no such template file, it is no template, or `template_kwargs` names a variable that the template does not read.
     """
     from heads.target import load_tokenizer
 
     tokenizer = load_tokenizer(target)
     if template is not None:
         tokenizer.chat_template = read_template(template)
+    if template_kwargs:
+        _check_kwargs(template_kwargs, tokenizer.chat_template or "")
+        setattr(tokenizer, _KWARGS, dict(template_kwargs))
     return tokenizer
+
+
+def _check_kwargs(given: Mapping[str, TemplateValue], template: str | dict[str, str]) -> None:
+    """Raise DataError unless the template reads every variable that is given: a misspelt one would change nothing, silently."""
+    import jinja2.meta
+
+    read: set[str] = set()
+    for text in template.values() if isinstance(template, dict) else [template]:
+        read |= jinja2.meta.find_undeclared_variables(_parsed(text))
+    known = sorted(read - _NOT_GIVEN)
+    if unknown := sorted(set(given) - set(known)):
+        raise DataError(
+            f"data.template_kwargs: {', '.join(unknown)} is no variable of the chat template, which reads "
+            f"{', '.join(known) or 'none but the messages'}. Mend the name, or drop it."
+        )
+
+
+_KWARGS = "headstart_template_kwargs"  # attribute of a tokenizer that `chat_tokenizer` made
+_NOT_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}  # never variables of a recipe
+
+
+def _parsed(template: str):
+    """The template's syntax tree (jinja2.TemplateSyntaxError where it is no template)."""
+    import jinja2
+
+    return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", template))
 
 
 def read_template(path: str | Path) -> str:
@@ -145,7 +183,7 @@ def read_template(path: str | Path) -> str:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", text))
+        _parsed(text)
     except OSError as e:
         raise DataError(f"data.chat_template: cannot read {path}: {e.strerror}") from None
     except (UnicodeDecodeError, jinja2.TemplateSyntaxError) as e:
@@ -165,8 +203,9 @@ def _template(messages: list[Message], tools: list[Message] | None, tokenizer: P
         raise DataError(
             f"the tokenizer of {tokenizer.name_or_path or 'the target'} has no chat template; give one with data.chat_template: FILE.jinja"
         )
+    given = getattr(tokenizer, _KWARGS, {})
     try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt))  # type: ignore[arg-type]
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **given))  # type: ignore[arg-type]
     except Exception as e:  # Jinja raises what the template asks it to, and any error of the expressions in it
         raise Reject(f"template_error: {(str(e) or type(e).__name__).splitlines()[0]}") from None
 
@@ -186,19 +225,23 @@ def _tokenise(text: str, spans: list[Span], tokenizer: PreTrainedTokenizerBase) 
 
 def _chat(
     messages: list[Message], tools: list[Message] | None, answer_ids: list[int] | None, tokenizer: PreTrainedTokenizerBase, supervise: str
-) -> tuple[list[int], list[int]]:
-    """Ids and mask of a chat that ends with an assistant message (written as `answer_ids` where given)."""
+) -> tuple[list[int], list[int], int]:
+    """Ids and mask of a chat that ends with an assistant message (written as `answer_ids` where given).
+
+    The third value counts earlier answers that were to be supervised, and that the template writes otherwise in hindsight.
+    """
     turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     last = turns[-1]
     prompt = _template(messages[:last], tools, tokenizer, prompt=True)
     text = prompt if answer_ids is not None else _template(messages, tools, tokenizer)
     if not text.startswith(prompt):
         raise Reject("template_error: the generation prompt is not how the template begins this answer")
-    earlier = [] if supervise == "last_assistant" else turns[:-1]
+    earlier = turns[:-1] if supervise == "assistant" else []  # all: no mask is needed
     spans = [span for i in earlier if (span := _answer_span(i, messages, tools, text, tokenizer)) is not None]
+    rewritten = len(earlier) - len(spans)
     if answer_ids is not None:
         ids, mask = _tokenise(prompt, spans, tokenizer)
-        return ids + answer_ids, mask + [1] * len(answer_ids)
+        return ids + answer_ids, mask + [1] * len(answer_ids), rewritten
     final = _trim(text, len(prompt), len(text), messages[last], tokenizer)
     ids, mask = _tokenise(text, [*spans, final], tokenizer)
     prompt_ids = _ids(prompt, tokenizer)
@@ -208,7 +251,7 @@ def _chat(
             raise Reject("template_error: prompt and answer cannot be tokenised apart")
         _, prompt_mask = _tokenise(prompt, spans, tokenizer)
         ids, mask = prompt_ids + rest, prompt_mask + rest_mask
-    return ids, mask
+    return ids, mask, rewritten
 
 
 def _answer_span(

@@ -14,7 +14,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from data_prep.conversations import Conversation, Tally, read_conversations
-from data_prep.render import Row, read_template, render_rows
+from data_prep.render import Row, chat_tokenizer, render_rows
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 
@@ -74,11 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         recipe = load_recipe(args.recipe, overrides)
         from rich.console import Console
 
-        from heads.target import load_tokenizer  # torch and transformers: seconds, not needed for --help or a typo
-
-        tokenizer = load_tokenizer(recipe.target)
-        if recipe.data.chat_template is not None:
-            tokenizer.chat_template = read_template(recipe.data.chat_template)
+        tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template, recipe.data.template_kwargs)
         conversation, row, tally = find_row(recipe, int(rows[0]) if rows else 0, tokenizer)
         show_row(conversation, row, tokenizer, Console())
     except HeadstartError as e:

@@ -71,7 +71,7 @@ def read_prompts(recipe: Recipe) -> dict[str, list[list[int]]]:
     Raises:
         DataError: unknown or unusable prompt set.
     """
-    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template, recipe.data.template_kwargs)
     prompts = {}
     for name in recipe.eval.prompts:
         chosen = prompts_of(recipe, name)[: recipe.eval.max_prompts]

@@ -56,10 +56,13 @@ class Data(Block):
     prompts: list[str]
     regenerate: Regenerate | None = None  # None: the answers in the files are used as they are
     max_length: PositiveInt = 2048  # tokens; longer rows are cut
-    # assistant: every answer of a row; last_assistant: its last one (in rows that are rendered text: every one); all: prompts too
-    supervise: Literal["assistant", "last_assistant", "all"] = "assistant"  # all: prompts too; takes plain text, {"text": "…"}, as well
+    # assistant: every answer of a row; last_assistant: its last one (in rows that are rendered text: every one); all: prompts too, and any
+    # document that a row gives as {"text": "…"}
+    supervise: Literal["assistant", "last_assistant", "all"] = "assistant"
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own template
-    template_kwargs: dict[str, bool | int | float | str] = {}  # variables of the template, {enable_thinking: false}: in data and eval alike
+    # variables that the chat template reads, for instance {enable_thinking: false}; used for rows, answers and the prompts of eval alike:
+    # give what you serve with
+    template_kwargs: dict[str, bool | int | float | str] = {}
     holdout: Share = 0.05  # share of rows kept for validation, chosen by a hash of the row's text
     max_rows: PositiveInt | None = None  # the first so many usable rows of all sources together; None: all
     seed: int = 0  # of the hash that chooses the held-out rows

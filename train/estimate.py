@@ -106,7 +106,7 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
     objective = objective_class({"medusa2": "medusa"}.get(trained.method, trained.method))(head, target, trained.objective)
     layers, accelerator, model = head.block.feature_layers(target.num_layers), Accelerator(), load_extraction_model(recipe.target)
     objective.to(accelerator.device)
-    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template)
+    tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template, recipe.data.template_kwargs)
     estimates: dict[str, dict[int, float]] = {}  # most cells of a prompt set hold the same answers: they are estimated once
     for engine, name, k, cell in cells:
         answers = [request["output_ids"] for request in cell["requests"]]

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data_prep.conversations import Conversation, Reject, Tally, normalise, read_conversations
-from data_prep.render import PATIENCE, read_template, render, render_prompt, render_rows
+from data_prep.render import PATIENCE, chat_tokenizer, read_template, render, render_prompt, render_rows
 from recipes.errors import DataError
-from recipes.schema import Data
+from recipes.schema import Data, Target
 
 SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>")
 
@@ -120,6 +120,17 @@ def test_supervise_modes():
     assert supervised(render(conversation, tokenizer, data()), tokenizer) == "a1<|im_end|>a2<|im_end|>"
     assert supervised(render(conversation, tokenizer, data(supervise="last_assistant")), tokenizer) == "a2<|im_end|>"
     assert set(render(conversation, tokenizer, data(supervise="all")).loss_mask) == {1}
+
+
+def test_plain_text_is_supervised_whole():
+    """`all` looks for no answer: a document without any header will do, and a base model without a chat template."""
+    text = "No header here, and no question."
+    for template in (CHATML, None):
+        tokenizer = make_tokenizer(template)
+        row = render(normalise({"text": text}), tokenizer, data(supervise="all"))
+        assert tokenizer.decode(row.input_ids) == supervised(row, tokenizer) == text
+    with pytest.raises(Reject, match="no_assistant_header"):
+        render(normalise({"text": text}), make_tokenizer(CHATML), data())
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), min_size=1, max_size=12).filter(lambda text: text.strip() != "")
@@ -253,6 +264,47 @@ def test_turn_that_is_rewritten_in_hindsight_is_context():
         THINKING, REASONED, before=({"role": "user", "content": "q"}, {"role": "assistant", "reasoning_content": "old", "content": "first"})
     )
     assert "first" in text and learnt == "<think>\nr\n</think>\n\nc<|im_end|>"
+
+
+def test_rows_whose_earlier_answers_are_not_supervised_are_counted():
+    """A thinking template writes every answer but the last otherwise than the target did: the summary says so."""
+    tokenizer, tally = make_tokenizer(THINKING), Tally(kept=3)
+    rows = [chat("q1", "a1", "q2", "a2", "q3", "a3"), chat("q1", "a1"), chat("q1", "a1", "q2", "a2")]
+    rendered = [row for _, row in render_rows(rows, tokenizer, data(), tally)]
+    assert [row.rewritten for row in rendered] == [2, 0, 1] and supervised(rendered[0], tokenizer) == "a3<|im_end|>"
+    assert "the template rewrites earlier answers, only the others are supervised=2" in tally.summary()
+    for mode, template in (("last_assistant", THINKING), ("all", THINKING), ("assistant", CHATML)):
+        tally = Tally(kept=3)
+        assert not any(row.rewritten for _, row in render_rows(rows, make_tokenizer(template), data(supervise=mode), tally))
+        assert not tally.notes
+
+
+# ---------------------------------------------------------------- data.template_kwargs
+
+
+@pytest.fixture
+def thinking_file(tmp_path):
+    path = tmp_path / "thinking.jinja"
+    path.write_text(THINKING)
+    return path
+
+
+def test_template_kwargs_reach_prompts_and_rows(tiny_target, thinking_file):
+    """The served prompt without thinking ends with an empty block, and stays a prefix of the row; the answer behind it is supervised."""
+    target = Target(path=str(tiny_target))
+    ends = {None: "assistant\n", True: "assistant\n", False: "assistant\n<think>\n\n</think>\n\n"}
+    for value, end in ends.items():
+        tokenizer = chat_tokenizer(target, thinking_file, {} if value is None else {"enable_thinking": value})
+        prompt = render_prompt([{"role": "user", "content": "go"}], tokenizer)
+        assert tokenizer.decode(prompt).endswith(end)
+        row = render(chat("go", "c", answer_ids=[*b"c", 258]), tokenizer, data())
+        assert row.exact and row.input_ids == [*prompt, *b"c", 258]
+
+
+@pytest.mark.parametrize("name", ["enable_thinkng", "messages", "padding"])
+def test_a_variable_that_the_template_does_not_read_is_refused(tiny_target, thinking_file, name):
+    with pytest.raises(DataError, match=rf"data\.template_kwargs: {name} is no variable of the chat template, which reads enable_thinking\."):
+        chat_tokenizer(Target(path=str(tiny_target)), thinking_file, {name: False})
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def test_few_shards_stay_open(store_dir, recipe, monkeypatch):
         ("data.holdout=0.1", ("data.holdout", "0.3", "0.1")),
         ("data.max_rows=5", ("data.max_rows", "None", "5")),
         ("data.seed=3", ("data.seed", "0", "3")),
+        ("data.template_kwargs={add_default_system: false}", ("data.template_kwargs", "None", "'add_default_system': False")),
         ("data.regenerate={engine: hf}", ("data.regenerate", "None", "max_new_tokens")),
         ("features.codec=bf16", ("features.codec", "'f32'", "'bf16'")),
         ("features.precision=bf16", ("features.precision", "'fp32'", "'bf16'")),
@@ -155,6 +156,17 @@ def test_a_changed_template_is_named(store_dir, recipe, tmp_path):
     (tmp_path / "other.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     with pytest.raises(FeatureError, match=r"data\.chat_template"):
         FeatureStore.open(store_dir, recipe(f"data.chat_template={tmp_path / 'other.jinja'}"))
+
+
+def test_a_store_that_is_older_than_template_kwargs_opens(store_dir, recipe):
+    """It was rendered without any, which is what a recipe without them asks for."""
+    path = store_dir / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["fingerprints"]["data.template_kwargs"]
+    path.write_text(json.dumps(manifest))
+    FeatureStore.open(store_dir, recipe())
+    with pytest.raises(FeatureError, match=r"data\.template_kwargs: built with None, the recipe says {'enable_thinking': False}"):
+        FeatureStore.open(store_dir, recipe("data.template_kwargs.enable_thinking=false"))
 
 
 def test_changed_data_is_named(store_dir, recipe, chats):
