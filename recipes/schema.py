@@ -39,7 +39,7 @@ class Target(Block):
 class Regenerate(Block):
     """Let the target write the answers (on-policy data; METHODS §15.9)."""
 
-    engine: Literal["vllm", "hf"] = "vllm"  # vllm, in this process; hf: transformers' generate, where vLLM is not installed
+    engine: Literal["vllm", "hf"] = "vllm"  # hf: transformers' generate, where vLLM is not installed
     temperature: float = Field(default=0.0, ge=0)  # of sampled answers; 0: greedy. Take what you serve with
     greedy_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of rows decoded greedily whatever the temperature
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sampled answers: only the most likely tokens that make up this share; 1: all
