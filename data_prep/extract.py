@@ -141,8 +141,8 @@ def extract_rows(
             members[:] = batch
             forward_batch(model, [rows[i] for i in batch], sink)
             on_batch(sum(lengths[i] for i in batch))
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the copies above do not block
+    if model.device.type == "cuda":  # the copies above do not block; the current device of a read-ahead thread is 0 on every rank
+        torch.cuda.synchronize(model.device)
     finite = buffers[None].isfinite().all(dim=1)
     if not finite.all():
         token = int((~finite).nonzero()[0])

@@ -14,29 +14,41 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from data_prep.answering import ENGINES, Job, add_engine_arguments, context_length, end_of_turn_ids
+from data_prep.answering import ENGINES, Job, context_length, end_of_turn_ids
 from data_prep.conversations import Conversation, Tally
+from data_prep.options import add_engine_arguments, engine_options, settings_of, target_of
 from data_prep.progress import Progress
 from data_prep.prompt_sets import normalised, questions_of, word_runs
-from data_prep.regenerate import answer_text, write_whole
-from data_prep.render import chat_tokenizer, question_header
+from data_prep.regenerate import answer_text, check_writable, write_whole
+from data_prep.render import TemplateValue, chat_tokenizer, question_header
 from recipes.errors import DataError, HeadstartError
 from recipes.schema import Regenerate, Target
 
 MIN_WORDS = 3  # "Hello." asks for nothing
 
 
-def draw_prompts(target: Target, settings: Regenerate, draws: int, exclude: list[str], *, tally: Tally | None = None) -> Iterator[dict]:
+def draw_prompts(
+    target: Target,
+    settings: Regenerate,
+    draws: int,
+    exclude: list[str],
+    *,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, TemplateValue] | None = None,
+    tally: Tally | None = None,
+) -> Iterator[dict]:
     """Let the target write `draws` questions and yield the usable ones as rows, in the order in which they are finished.
 
     Args:
         settings: engine, temperature, top_p, max_new_tokens, concurrency and seed are read; every draw has a seed of its own.
         exclude: prompt sets (as in `eval.prompts`) that are measured on: no row shares a run of words with them.
+        chat_template, template_kwargs: as in `data`.
         tally: counts kept and skipped draws; made here unless given.
 
     Raises:
@@ -48,7 +60,7 @@ def draw_prompts(target: Target, settings: Regenerate, draws: int, exclude: list
     if settings.temperature == 0:
         raise DataError("--temperature 0 writes one and the same prompt again and again; give 0.7 to 1.0.")
     tally = tally if tally is not None else Tally()
-    tokenizer = chat_tokenizer(target, None)
+    tokenizer = chat_tokenizer(target, chat_template, template_kwargs)
     header, ending = question_header(tokenizer)
     stop_ids = sorted({*end_of_turn_ids(target, tokenizer), ending})
     held_out = {run for name in exclude for text in questions_of(name) for run in word_runs(text)}
@@ -96,7 +108,7 @@ def _job(number: int, header: list[int], settings: Regenerate) -> Job:
 def write_rows(rows: list[dict], output: Path) -> None:
     """Write the rows in the order of their ids."""
     data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sorted(rows, key=lambda row: row["id"])).encode()
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(output)
     write_whole(output, data)
 
 
@@ -112,11 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--exclude", nargs="*", default=[], help="prompt sets to measure on: embedded:eval, mt_bench, a file …")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow each other down on a shared machine
-    names = ("engine", "temperature", "top_p", "max_new_tokens", "concurrency", "seed")
-    settings, rows, tally = Regenerate(**{name: getattr(args, name) for name in names}), [], Tally()
+    rows, tally = [], Tally()
+    template = {"chat_template": args.chat_template, "template_kwargs": args.template_kwargs}
     interrupted = False
     try:
-        for row in draw_prompts(Target(path=args.target, dtype=args.dtype), settings, args.draws, args.exclude, tally=tally):
+        check_writable(args.output)
+        for row in draw_prompts(target_of(args), settings_of(args), args.draws, args.exclude, **template, tally=tally):
             rows.append(row)
     except KeyboardInterrupt:
         interrupted = True
@@ -135,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     if interrupted:
         print("stopped; the prompts so far are kept.", file=sys.stderr)
         return 130
-    print(f"next: python -m data_prep.regenerate --target {args.target} --prompts {args.output} --output answers.jsonl.gz")
+    files = shlex.join(["--prompts", str(args.output), "--output", "answers.jsonl.gz"])
+    print(f"next: python -m data_prep.regenerate {shlex.join(engine_options(args))} {files}")
     return 0
 
 

@@ -15,6 +15,7 @@ A row of the output:
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import hashlib
 import json
@@ -22,13 +23,15 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.answering import ENGINES, Job, add_engine_arguments, context_length, end_of_turn_ids
+from data_prep.answering import ENGINES, Job, context_length, end_of_turn_ids
 from data_prep.conversations import Conversation, Reject, Tally, read_conversations
+from data_prep.options import add_engine_arguments, settings_of, target_of
 from data_prep.progress import Progress
-from data_prep.render import chat_tokenizer, render_prompt
+from data_prep.render import TemplateValue, chat_tokenizer, render_prompt
 from recipes.errors import DataError, HeadstartError
 from recipes.lines import append_line
 from recipes.schema import Recipe, Regenerate, Target
@@ -39,8 +42,15 @@ def regenerate_recipe(recipe: Recipe) -> Path:
     settings = recipe.data.regenerate
     assert settings is not None, "called for a recipe without data.regenerate"
     output = Path(recipe.features.dir) / "answers.jsonl"
+    data = recipe.data
     return regenerate(
-        recipe.data.prompts, recipe.target, settings, output, max_rows=recipe.data.max_rows, chat_template=recipe.data.chat_template
+        data.prompts,
+        recipe.target,
+        settings,
+        output,
+        max_rows=data.max_rows,
+        chat_template=data.chat_template,
+        template_kwargs=data.template_kwargs,
     )
 
 
@@ -52,6 +62,7 @@ def regenerate(
     *,
     max_rows: int | None = None,
     chat_template: str | None = None,
+    template_kwargs: Mapping[str, TemplateValue] | None = None,
     max_minutes: float | None = None,
 ) -> Path:
     """Let the target answer every prompt that `output` does not answer yet.
@@ -60,19 +71,20 @@ def regenerate(
         prompts: sources as in `read_conversations`; an answer that a row already has last is replaced.
         output: a `.jsonl` file, or `.jsonl.gz` (then the work goes on beside it in the `.jsonl` until all is answered).
         chat_template: a Jinja file instead of the tokenizer's own template.
+        template_kwargs: variables of the template, as in `data.template_kwargs`.
         max_minutes: stop after this wall time with what is finished.
 
     Returns:
         `output`, its rows in the order of the prompts.
 
     Raises:
-        DataError: no usable prompt, or `output` was written with other settings (both values are named).
+        DataError: no usable prompt, `output` cannot be written, or it was written with other settings (both values are named).
         EngineError: the engine is not installed.
     """
-    tokenizer = chat_tokenizer(target, chat_template)
+    tokenizer = chat_tokenizer(target, chat_template, template_kwargs)
     working = output.with_suffix("") if output.suffix == ".gz" else output
-    working.parent.mkdir(parents=True, exist_ok=True)
-    check_settings(working, output, settings_record(prompts, target, settings, str(tokenizer.chat_template)))
+    check_writable(output)
+    check_settings(working, output, settings_record(prompts, target, settings, str(tokenizer.chat_template), template_kwargs))
 
     tally = Tally()
     context = context_length(target)
@@ -87,7 +99,9 @@ def regenerate(
     finished = recover(working)
     todo = deque(job for key, job in jobs.items() if key not in finished)
     if todo:
-        answer_all(todo, len(jobs), target, settings, tokenizer, working, context, max_minutes)
+        answer_all(todo, len(jobs), target, settings, tokenizer, working, context, max_minutes, tally)
+        for note, n in tally.notes.items():
+            print(f"note: {n} rows: {note}", file=sys.stderr)
     write_in_order(working, list(jobs), output, keep_others=max_rows is not None)
     return output
 
@@ -141,10 +155,35 @@ def ask(job: Job, tokenizer) -> None:
     job.prompt_ids = render_prompt(job.messages, tokenizer, job.conversation.tools)
 
 
+def ask_next(job: Job, settings: Regenerate, tokenizer, context: int) -> str | None:
+    """Ask the job's next question, or return the reason why it cannot be asked; its messages then end with the last answer."""
+    answered = job.messages
+    try:
+        ask(job, tokenizer)
+    except Reject as reason:
+        job.messages = answered
+        return str(reason)
+    if len(job.prompt_ids) + settings.max_new_tokens > context:
+        job.messages = answered
+        return "prompt_too_long"
+    return None
+
+
 def answer_all(
-    todo: deque[Job], total: int, target: Target, settings: Regenerate, tokenizer, working: Path, context: int, max_minutes: float | None
+    todo: deque[Job],
+    total: int,
+    target: Target,
+    settings: Regenerate,
+    tokenizer,
+    working: Path,
+    context: int,
+    max_minutes: float | None,
+    tally: Tally,
 ) -> None:
-    """Run the engine until `todo` is empty, appending each finished row to `working`."""
+    """Run the engine until `todo` is empty, appending each finished row to `working`.
+
+    A conversation whose next turn cannot be asked ends with the answer before it; `tally.notes` counts these by reason.
+    """
     stop_ids = end_of_turn_ids(target, tokenizer)
     start = time.monotonic()
     with Progress("answers", total, total - len(todo)) as progress:
@@ -153,11 +192,10 @@ def answer_all(
             job.messages = [*job.messages, {"role": "assistant", "content": answer_text(kept, tokenizer)}]
             progress.add(tokens=len(ids))
             if job.pending and finish_reason == "stop":  # a question behind an unfinished answer would make no sense
-                ask(job, tokenizer)
-                if len(job.prompt_ids) + settings.max_new_tokens <= context:
+                if (reason := ask_next(job, settings, tokenizer, context)) is None:
                     todo.appendleft(job)
                     continue
-                job.messages = job.messages[: max(i for i, m in enumerate(job.messages) if m["role"] == "assistant") + 1]
+                tally.notes[f"ended before a later turn: {reason}"] += 1
             append_line(working, row_of(job, ids, finish_reason, target))
             progress.add(items=1)
             if max_minutes is not None and time.monotonic() - start > max_minutes * 60:
@@ -180,11 +218,30 @@ def row_of(job: Job, ids: list[int], finish_reason: str, target: Target) -> dict
 # ---------------------------------------------------------------- the file
 
 
-def settings_record(prompts: list[str], target: Target, settings: Regenerate, template: str) -> dict[str, Any]:
+def settings_record(
+    prompts: list[str], target: Target, settings: Regenerate, template: str, template_kwargs: Mapping[str, TemplateValue] | None
+) -> dict[str, Any]:
     """What must not differ between the runs that fill one file. Engine and concurrency may: they do not change what is asked for."""
     record = settings.model_dump(mode="json", exclude={"engine", "concurrency"})
     record |= {"target": target.path, "revision": target.revision, "dtype": target.dtype, "prompts": prompts}
+    record |= {"template_kwargs": dict(template_kwargs)} if template_kwargs else {}  # files that are older than the key had none
     return record | {"chat_template": hashlib.sha256(template.encode()).hexdigest()[:16]}
+
+
+def check_writable(output: Path) -> None:
+    """Make the folder of `output`; the hours of work come after this.
+
+    Raises:
+        DataError: a file cannot be written there.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(output.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as e:
+        raise DataError(f"cannot write {output}: {e.strerror}. Give a file in a folder that you may write to.") from None
 
 
 def check_settings(working: Path, output: Path, record: dict[str, Any]) -> None:
@@ -276,15 +333,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-minutes", type=float, help="stop then, with what is finished")
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow each other down on a shared machine
-    names = ("engine", "temperature", "greedy_share", "top_p", "max_new_tokens", "concurrency", "every_turn", "seed")
-    settings = Regenerate(**{name: getattr(args, name) for name in names})
     try:
         path = regenerate(
             args.prompts,
-            Target(path=args.target, dtype=args.dtype),
-            settings,
+            target_of(args),
+            settings_of(args),
             args.output,
             max_rows=args.max_rows,
+            chat_template=args.chat_template,
+            template_kwargs=args.template_kwargs,
             max_minutes=args.max_minutes,
         )
     except HeadstartError as e:

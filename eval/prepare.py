@@ -14,7 +14,7 @@ from data_prep.prompt_sets import prompts_of
 from data_prep.render import chat_tokenizer, render_prompt
 from eval.vllm_engine import Engine, Job
 from heads.exported import META_FILE, load_exported_head, read_config, read_meta
-from heads.target import TargetParts
+from heads.target import TargetParts, kv_cache_bytes
 from recipes.errors import ExportError, RecipeError
 from recipes.schema import Recipe
 
@@ -173,10 +173,7 @@ def llm_arguments(
         **more,
     }
     if cpu:
-        heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
-        head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
-        token_bytes = 2 * text_config.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
         args["enforce_eager"] = True
-        args["kv_cache_memory_bytes"] = max(2 * token_bytes * (max_model_len + 256) * concurrency, 64 << 20)
+        args["kv_cache_memory_bytes"] = max(2 * kv_cache_bytes(text_config, dtype) * (max_model_len + 256) * concurrency, 64 << 20)
         args["max_num_batched_tokens"] = max(512, min(max_model_len, 2048), concurrency)
     return args

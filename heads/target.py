@@ -150,6 +150,13 @@ def load_target_model(cfg: Target) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def kv_cache_bytes(config: PretrainedConfig, dtype: str) -> int:
+    """Bytes of one token in the key-value cache, by a text model's config (GPT-NeoX and others name no KV heads and no head size)."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * DTYPES[dtype].itemsize
+
+
 def load_tokenizer(cfg: Target) -> PreTrainedTokenizerBase:
     """The target's tokenizer, with its chat template."""
     return AutoTokenizer.from_pretrained(resolve_target(cfg.path, cfg.revision), trust_remote_code=cfg.trust_remote_code)

@@ -1,6 +1,9 @@
 """Extraction: the right layers, whatever the batch; no pads; states that reproduce the target's own predictions."""
 
 import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -14,11 +17,25 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     PretrainedConfig,
+    PreTrainedModel,
     Qwen3Config,
 )
 
 from data_prep.extract import extract_rows, online_features, plan_batches, plan_shards, probe_row, state_buffers, tapped
 from recipes.errors import FeatureError, TargetError
+
+
+def test_the_copies_of_the_models_own_gpu_are_awaited(monkeypatch):
+    """Rank 1 reads ahead in a thread whose current device is cuda:0: what is waited for must not depend on it."""
+    waited = []
+    model = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, config=LlamaConfig())
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device=None: waited.append(device))
+    monkeypatch.setattr("data_prep.extract.tapped", lambda *args: nullcontext())
+    monkeypatch.setattr("data_prep.extract.forward_batch", lambda model, rows, sink: sink(None, torch.ones(1, 3, 2)))
+    buffers: dict[int | None, torch.Tensor] = {None: torch.zeros(3, 2)}
+    extract_rows(cast(PreTrainedModel, model), [torch.arange(3)], buffers, batch_tokens=8)
+    assert waited == [torch.device("cuda:1")] and (buffers[None] == 1).all()
+
 
 TINY = {
     "vocab_size": 97,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 
 import pytest
 
@@ -73,6 +74,35 @@ def test_every_draw_starts_behind_the_header_with_a_seed_of_its_own(target, monk
     assert [job.prompt_ids for job in seen] == [header] * 6
     assert len({job.seed for job in seen}) == 6 and len({job.conversation.key for job in seen}) == 6
     assert tally.kept == 0 and tally.skipped.total() == 6
+
+
+def test_the_next_command_carries_what_was_given(target, tmp_path, capsys, monkeypatch):
+    """Everything that says which target, template and engine; nothing that is Magpie's own."""
+
+    def questions(todo, target, settings, stop_ids, context):
+        while todo:
+            job = todo.popleft()
+            yield job, [*f"What is {job.conversation.id}?".encode(), stop_ids[0]], "stop"
+
+    monkeypatch.setitem(ENGINES, "hf", questions)
+    template = tmp_path / "with a greeting.jinja"
+    template.write_text("{{ greeting }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    given = ["--target", target.path, "--dtype", "float32", "--chat-template", str(template), "--template-kwargs", '{"greeting": "Hi"}']
+    given += ["--engine", "hf", "--concurrency", "3"]
+    output = tmp_path / "prompts.jsonl"
+    assert main([*given, "--draws", "4", "--seed", "7", "--output", str(output)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
+    words = shlex.split(line.removeprefix("next: "))
+    assert words == ["python", "-m", "data_prep.regenerate", *given, "--prompts", str(output), "--output", "answers.jsonl.gz"]
+
+
+def test_the_template_and_its_variables_are_used(target, tmp_path, monkeypatch):
+    seen, engine = [], ENGINES["hf"]
+    monkeypatch.setitem(ENGINES, "hf", lambda todo, *rest: seen.extend(todo) or engine(todo, *rest))
+    template = tmp_path / "greeting.jinja"
+    template.write_text("{{ greeting }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    list(draw_prompts(target, options(), 1, [], chat_template=str(template), template_kwargs={"greeting": "Hi"}))
+    assert seen[0].prompt_ids == [*b"Hi", 257]
 
 
 @pytest.mark.slow

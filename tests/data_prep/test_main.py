@@ -118,6 +118,33 @@ def test_one_builder_at_a_time(data_prep, tmp_path, capsys):
     assert data_prep() == 0
 
 
+@pytest.mark.parametrize("name", ["file", "file/below", "closed"])
+def test_a_folder_that_cannot_be_written_to_is_one_line(data_prep, tmp_path, capsys, monkeypatch, name):
+    (tmp_path / "file").write_text("no folder")
+    if name == "closed":  # the tests may run as root, whom no mode keeps out
+
+        def refuse(self, **how):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    assert data_prep(f"features.dir={tmp_path / name}") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: features.dir: cannot write to {tmp_path / name}: ") and err.count("\n") == 1 and "Give a folder" in err
+
+
+def test_template_kwargs_reach_answers_and_rows(data_prep, tmp_path, recipe):
+    """From the recipe into the prompts that the target answers, into the rows, and into the record that a later run is compared with."""
+    template = tmp_path / "greeting.jinja"
+    template.write_text("{{ greeting }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    common = [f"data.chat_template={template}", "data.regenerate={engine: hf, max_new_tokens: 2}"]
+    assert data_prep(*common, "data.template_kwargs.greeting=Hello!") == 0
+    store = FeatureStore.open(tmp_path / "store", recipe(*common, "data.template_kwargs.greeting=Hello!"))
+    assert all(store.tokens(row)[0][:6].tolist() == list(b"Hello!") for row in range(len(store)))
+    assert json.loads((tmp_path / "store/answers.jsonl.settings.json").read_text())["template_kwargs"] == {"greeting": "Hello!"}
+    with pytest.raises(FeatureError, match=r"data\.template_kwargs: built with {'greeting': 'Hello!'}, the recipe says {'greeting': 'Hi'}"):
+        FeatureStore.open(tmp_path / "store", recipe(*common, "data.template_kwargs.greeting=Hi"))
+
+
 def test_answers_by_the_target_become_rows(data_prep, tmp_path, recipe, chats):
     """data.regenerate: the answers in the file are replaced by the target's own greedy ones, and marked so."""
     regenerate = "data.regenerate={engine: hf, temperature: 0.0, max_new_tokens: 6, concurrency: 4}"

@@ -1,5 +1,6 @@
 """The target writes answers: what is asked, what is written, and what a killed run leaves behind."""
 
+import argparse
 import gzip
 import json
 import os
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, LlamaConfig
 
-from data_prep.answering import ENGINES, end_of_turn_ids
+from data_prep.answering import ENGINES, cpu_options, end_of_turn_ids, vllm_environment
 from data_prep.conversations import read_conversations
+from data_prep.options import add_engine_arguments, engine_options, settings_of, target_of
 from data_prep.regenerate import main, recover, regenerate, regenerate_recipe
 from data_prep.render import render, render_prompt
-from heads.target import load_target_model, load_tokenizer
+from heads.target import kv_cache_bytes, load_target_model, load_tokenizer
 from recipes.errors import DataError
 from recipes.schema import Data, Regenerate, Target, parse_recipe
 
@@ -116,7 +119,7 @@ def test_killed_process_goes_on(target, tmp_path):
     prompts = write(tmp_path / "prompts.jsonl", [{"id": f"p{i}", "prompt": f"question {i}"} for i in range(40)])
     output = tmp_path / "answers.jsonl"
     command = [sys.executable, "-m", "data_prep.regenerate", "--target", target.path, "--prompts", prompts, "--output", str(output)]
-    command += ["--engine", "hf", "--concurrency", "1", "--max-new-tokens", "24"]
+    command += ["--engine", "hf", "--concurrency", "1", "--max-new-tokens", "24", "--dtype", "float32"]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < 3):
         time.sleep(0.01)  # importing transformers takes seconds, on a busy machine minutes
@@ -226,21 +229,45 @@ def test_turns(target, tmp_path, every_turn):
         assert messages[2]["content"] == "a1" and messages[4]["content"] == "a2" and messages[6]["content"] != "a2"
 
 
-def test_every_turn_is_answered_in_order(target, tmp_path, monkeypatch):
-    """With an engine that always ends its answers: the second question is asked behind the first answer."""
+@pytest.fixture
+def echo(monkeypatch):
+    """An engine that always ends its answers: <question>."""
 
-    def echo(todo, target, settings, stop_ids, context):
+    def answers(todo, target, settings, stop_ids, context):
         while todo:
             job = todo.popleft()
             yield job, [*f"<{job.messages[-1]['content']}>".encode(), stop_ids[0]], "stop"
 
-    monkeypatch.setitem(ENGINES, "hf", echo)
+    monkeypatch.setitem(ENGINES, "hf", answers)
+
+
+def test_every_turn_is_answered_in_order(target, tmp_path, echo):
+    """The second question is asked behind the first answer."""
     prompts = write(
         tmp_path / "p.jsonl", [{"id": "c", "messages": [{"role": r, "content": c} for r, c in CHAT]}, {"id": "d", "prompt": "x"}]
     )
     rows = read(regenerate([prompts], target, options(every_turn=True), tmp_path / "answers.jsonl"))
     assert [m["content"] for m in rows[0]["messages"]] == ["s", "q1", "<q1>", "q2", "<q2>", "q3", "<q3>"]
     assert [m["content"] for m in rows[1]["messages"]] == ["x", "<x>"]
+
+
+def test_a_later_turn_that_cannot_be_asked_ends_its_conversation(target, tmp_path, echo, answered, capsys):
+    """A template that refuses a system message in the middle; a question that does not fit: what was answered is kept and counted."""
+    template = tmp_path / "strict.jinja"
+    refuse = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning') }}{% endif %}"
+    template.write_text("{% for m in messages %}" + refuse + "<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    asked = [("user", "q1"), ("assistant", "a1"), ("system", "s"), ("user", "q2")], [*CHAT[:3], ("user", "long " * 200)], CHAT[:4]
+    rows = [{"id": str(i), "messages": [{"role": r, "content": c} for r, c in chat]} for i, chat in enumerate(asked)]
+    prompts, output = write(tmp_path / "p.jsonl", rows), tmp_path / "answers.jsonl"
+    for _ in range(2):  # the second time nothing is left to do
+        got = read(regenerate([prompts], target, options(every_turn=True), output, chat_template=str(template)))
+        assert [m["content"] for m in got[0]["messages"]] == ["q1", "<q1>"] and got[0]["answer_ids"][:4] == list(b"<q1>")
+        assert [m["content"] for m in got[1]["messages"]] == ["s", "q1", "<q1>"]
+        assert [m["content"] for m in got[2]["messages"]] == ["s", "q1", "<q1>", "q2", "<q2>"]
+    said = capsys.readouterr().err
+    assert said.count("note: 1 rows: ended before a later turn: template_error: System message must be at the beginning\n") == 1
+    assert said.count("note: 1 rows: ended before a later turn: prompt_too_long\n") == 1
+    assert len(answered) == 1
 
 
 def test_prompts_that_cannot_be_answered_are_counted(target, tmp_path, capsys):
@@ -319,13 +346,96 @@ def test_command_says_what_is_wrong(prompts, tmp_path, capsys):
     assert "error: target.path: 'tiny:nothing' is not one of" in capsys.readouterr().err
 
 
+def test_template_kwargs_are_part_of_the_settings(target, prompts, tmp_path):
+    """They change what is asked, so a file begun with others is refused (B12); without any it goes on as before the key was there."""
+    template, output = tmp_path / "greeting.jinja", tmp_path / "answers.jsonl"
+    template.write_text("{{ greeting }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    plain = read(regenerate([prompts], target, options(), output, chat_template=str(template)))
+    assert "template_kwargs" not in json.loads((tmp_path / "answers.jsonl.settings.json").read_text())
+    with pytest.raises(DataError, match=r"template_kwargs=None, now template_kwargs={'greeting': 'Hello'}"):
+        regenerate([prompts], target, options(), output, chat_template=str(template), template_kwargs={"greeting": "Hello"})
+    other = regenerate(
+        [prompts], target, options(), tmp_path / "b.jsonl", chat_template=str(template), template_kwargs={"greeting": "Hello"}
+    )
+    assert [row["answer_ids"] for row in read(other)] != [row["answer_ids"] for row in plain]
+
+
+@pytest.mark.parametrize("name", ["folder", "file/a.jsonl"])
+def test_an_output_that_cannot_be_written_is_said_before_the_work(target, prompts, tmp_path, name, answered):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=f"cannot write {tmp_path / name}: .*Give a file"):
+        regenerate([prompts], target, options(), tmp_path / name)
+    assert not answered
+
+
+# ---------------------------------------------------------------- options of the command
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    return parser.parse_args(words)
+
+
+GIVEN = ["--target", "a/b", "--revision", "v1", "--dtype", "float16", "--attn", "eager", "--tp", "2", "--trust-remote-code"]
+GIVEN += ["--chat-template", "my template.jinja", "--template-kwargs", '{"enable_thinking": false, "budget": 3}']
+GIVEN += ["--engine", "hf", "--concurrency", "7"]
+
+
+def test_options_are_the_keys_of_the_recipe():
+    assert target_of(parsed("--target", "a/b")) == Target(path="a/b")  # preset like the recipe's, bfloat16 included
+    args = parsed(*GIVEN)
+    assert target_of(args) == Target(path="a/b", revision="v1", dtype="float16", attn="eager", tp=2, trust_remote_code=True)
+    assert settings_of(args) == Regenerate(engine="hf", concurrency=7)
+    assert args.template_kwargs == {"enable_thinking": False, "budget": 3} and args.template_kwargs["enable_thinking"] is False
+    assert engine_options(args) == GIVEN and engine_options(parsed("--target", "a/b")) == ["--target", "a/b"]
+
+
+@pytest.mark.parametrize("text", ["enable_thinking=false", "[1]", '{"a": {"b": 1}}'])
+def test_template_kwargs_must_be_an_object_of_plain_values(text, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--target", "a/b", "--template-kwargs", text)
+    assert "is no JSON object of plain values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--tp=0", "--tp 0: Input should be greater"), ("--temperature=-1", "--temperature -1.0: Input")]
+)
+def test_a_value_out_of_range_is_one_line(target, prompts, tmp_path, capsys, option, said):
+    assert main(["--target", target.path, "--prompts", prompts, "--output", str(tmp_path / "a.jsonl"), option]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {said}") and err.count("\n") == 1
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+def test_vllm_runs_in_a_process_of_its_own_on_a_gpu_alone(monkeypatch):
+    """There its memory is free again once it has ended; a CPU engine gets the cores that this process may use, not all there are."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5})
+    assert vllm_environment(cpu=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and vllm_environment(cpu=True)["OMP_NUM_THREADS"] == "3"
+    assert not {"VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"} & vllm_environment(cpu=False).keys()
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "llama"])
+def test_cache_of_a_family_without_kv_heads(tmp_path, name):
+    """GPT-NeoX's config names neither KV heads nor a head size."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    config = GPTNeoXConfig(**sizes) if name == "gpt_neox" else LlamaConfig(**sizes, num_key_value_heads=2, head_dim=32)
+    assert hasattr(config, "num_key_value_heads") == (name == "llama")
+    config.save_pretrained(tmp_path)
+    assert kv_cache_bytes(config, "bfloat16") == 2 * 3 * 64 * 2  # keys and values, layers, 4 x 16 or 2 x 32, bytes
+    assert cpu_options(Target(path=str(tmp_path), dtype="float32"), 1000, 872)["kv_cache_memory_bytes"] == 23 * 2**26  # 1,536,000,000
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_vllm_writes_the_same_greedy_answers(target, prompts, tmp_path):
     """In a process of its own: vLLM changes global settings of torch. One request more than fits at once, seeded sampling among them."""
     output = tmp_path / "vllm.jsonl"
     command = [sys.executable, "-m", "data_prep.regenerate", "--target", target.path, "--prompts", prompts, "--output", str(output)]
-    command += ["--max-new-tokens", "8", "--concurrency", "5", "--temperature", "0.7", "--greedy-share", "0.6"]
+    command += ["--max-new-tokens", "8", "--concurrency", "5", "--temperature", "0.7", "--greedy-share", "0.6", "--dtype", "float32"]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300)
     rows = read(output)
     same = {
