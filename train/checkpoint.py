@@ -80,7 +80,7 @@ def save(accelerator: Accelerator, run_dir: Path, step: int, keep: int) -> Path:
 def check_same_recipe(run_dir: Path, recipe: Recipe) -> None:
     """A run folder belongs to one recipe. Raises RecipeError naming the first key that differs, both values, and the remedy."""
     saved_file = run_dir / "recipe.yaml"
-    if not saved_file.is_file():
+    if not saved_file.is_file() or latest(run_dir) is None:  # nothing trained is there yet that another value would spoil
         return
     saved, now = yaml.safe_load(saved_file.read_text()), yaml.safe_load(recipe.dump())
     for block in ("method", "target", "data", "features", "head", "objective", "train"):

@@ -28,6 +28,7 @@ class DraftHead(NamedTuple):
     weight: Tensor  # [D, H] the draft's LM head
     teacher_rows: Tensor  # [D, H] the target's LM head at the draft vocabulary
     target: TargetParts
+    all_rows: Tensor | None  # [V, H] the whole of it, where the loss needs it ("lk")
 
 
 class Compared(nn.Module):
@@ -56,11 +57,11 @@ class Compared(nn.Module):
         """What `Depths.compare` takes, from the draft's LM head [V, H]."""
         if self.training and self.ids is not None:
             return self.reduced_head(weight[self.ids])
-        return DraftHead(weight, self.all_rows, self.target)
+        return DraftHead(weight, self.all_rows, self.target, self.all_rows)
 
     def reduced_head(self, weight: Tensor) -> DraftHead:
         """The same from an LM head [D, H] that has rows for the compared tokens only, to be taken with `places`."""
-        return DraftHead(weight, self.all_rows if self.rows is None else self.rows, self.target)
+        return DraftHead(weight, self.all_rows if self.rows is None else self.rows, self.target, self.all_rows)
 
 
 class Depths:
@@ -106,7 +107,7 @@ class Depths:
             teacher_index = torch.cat([self.rows[i][keep] + shift.teacher_index(i) for i, keep in kept.items()])
             positions, teacher_row = torch.unique(teacher_index, return_inverse=True)
             state, weight, label = (torch.cat([side[i][keep] for i, keep in kept.items()]) for side in (states, weights, self.labels))
-            teacher = Teacher(self.batch.last_hidden[positions], one.teacher_rows, one.target)
+            teacher = Teacher(self.batch.last_hidden[positions], one.teacher_rows, one.target, one.all_rows)
             result = head_loss(state, one.weight, teacher, teacher_row, weight.float(), label, loss, lk_eta)
             loss_sum = loss_sum + result.loss_sum
             sizes = [len(keep) for keep in kept.values()]

@@ -67,7 +67,8 @@ class DflashObjective(nn.Module):
         return asked, pairs, [states[asked[:, i], i] for i in depths]
 
     def _compare(self, pairs: Depths, states: list[Tensor], weights: list[Tensor], loss: str) -> list[HeadLoss]:
-        return pairs.compare(states, weights, DraftHead(self.head.lm_head, self.head.lm_head, self.teacher_parts), loss)
+        lm_head = self.head.lm_head
+        return pairs.compare(states, weights, DraftHead(lm_head, lm_head, self.teacher_parts, None), loss)
 
     def _anchors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """[R] ascending indices behind which blocks stand, and [R] for how many supervised tokens each one stands."""

@@ -27,6 +27,7 @@ class Eagle3Objective(nn.Module):
     """Sum over depths i of step_decay**i times the loss of depth i."""
 
     teacher_rows: Tensor  # [D, H], the target's LM head at the draft vocabulary
+    all_rows: Tensor | None  # [V, H], the whole of it; None where the loss does not read it
     to_draft: Tensor  # int64 [V]
 
     def __init__(self, head: Eagle3Head, target: TargetParts, objective: Settings):
@@ -34,6 +35,7 @@ class Eagle3Objective(nn.Module):
         self.progress = 0.0  # share of the run that is behind; the loop sets it
         self.head, self.objective, self.teacher_parts = head, objective, target
         self.register_buffer("teacher_rows", target.lm_head[head.vocab.ids], persistent=False)
+        self.register_buffer("all_rows", target.lm_head if objective.loss == "lk" else None, persistent=False)
         self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
 
     def forward(self, batch: Batch) -> Output:
@@ -50,7 +52,7 @@ class Eagle3Objective(nn.Module):
         pairs = Depths(batch, [rows[ask] for rows, ask in zip(computed, asked, strict=True)], self.to_draft)
         normed = [head.norm(state[ask]) for state, ask in zip(states, asked, strict=True)]
         weights = [state.new_full((len(state),), cfg.step_decay**i) for i, state in enumerate(normed)]
-        lm_head = DraftHead(head.lm_head.weight, self.teacher_rows, self.teacher_parts)
+        lm_head = DraftHead(head.lm_head.weight, self.teacher_rows, self.teacher_parts, self.all_rows)
         return pairs.output(pairs.compare(normed, weights, lm_head, cfg.loss, cfg.lk_eta))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, set_seed
 from torch import nn
 
 from data_prep.store import FeatureStore
@@ -34,7 +34,7 @@ from train.export import export_head
 from train.optimizer import make_optimizer
 from train.packing import Batch, StepSampler, collate, deal
 from train.run_log import RunLog, peak_memory_gib, short_time
-from train.step import Progress, StopSignal, learning_rate, take_step
+from train.step import Progress, StopSignal, as_main_process, learning_rate, take_step
 from train.validate import validate
 
 MakeObjective = Callable[[Any, TargetParts, Any], nn.Module]  # (head, target, objective block)
@@ -173,7 +173,9 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     cfg, run_dir = recipe.train, recipe.run_dir
     trackers: Any = list(cfg.trackers) or None
     precision = "bf16" if in_bf16(cfg.precision) else "no"
-    accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir))
+    # Borrowed tables (embeddings, LM heads) are buffers, the same on all ranks: DDP need not send gigabytes of them before every step.
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
+    accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir), kwargs_handlers=[ddp])
     if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
         torch.set_flush_denormal(True)  # a CPU multiplies probabilities below 1e-38 many times more slowly, and they change nothing
         torch.set_num_threads(cfg.threads or max(1, usable_cores() // accelerator.num_processes))
@@ -183,7 +185,7 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     source = open_source(recipe)
     target = read_target(recipe.target)
     check_lm_head(target)
-    states = source.read(0, []).last_hidden
+    states = source.read(0, []).last_hidden.cpu()  # online features are on the target's device, its LM head is not
     exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
     check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
     head = build_head(recipe, target, source)
@@ -270,7 +272,7 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
                 module.progress = run.done()
             where = f"step {progress.step}, rank {run.accelerator.process_index}, rows {rows[:8]}"
             sums, grad_norm = take_step(run.objective, run.optimizer, run.accelerator, batches, lr, cfg.clip_norm, where)
-            seconds = time.perf_counter() - began
+            seconds = as_main_process(run.accelerator, time.perf_counter() - began)
             tokens = sum(int(source.lengths[row]) for row in rows)
             progress.step += 1
             progress.seconds += seconds

@@ -37,11 +37,15 @@ class HeadLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class Teacher:
-    """Target distributions at U positions: post-norm states, and the LM head rows of the draft vocabulary."""
+    """Target distributions at U positions: post-norm states, and the LM head rows of the draft vocabulary.
+
+    `target` gives the family's scale alone: its own tensors stay on the CPU, these are where the states are.
+    """
 
     last_hidden: Tensor  # [U, H]
     rows: Tensor  # [D, H] the target's LM head at the draft vocabulary
     target: TargetParts
+    all_rows: Tensor | None = None  # [V, H] the whole LM head, for what is normalised over the target's vocabulary
 
     def draft_logits(self, chunk: Tensor) -> Tensor:
         """Target logits [u, D] over the draft vocabulary of teacher rows `chunk`."""
@@ -50,8 +54,9 @@ class Teacher:
 
     def log_normaliser(self, chunk: Tensor) -> Tensor:
         """[u, 1] log-sum-exp over the whole target vocabulary, in tiles of it."""
-        hidden = self.last_hidden[chunk].to(self.target.lm_head.dtype)
-        tiles = [self.target.scale_logits(F.linear(hidden, tile)).float().logsumexp(-1) for tile in self.target.lm_head.split(8192)]
+        assert self.all_rows is not None, "a loss over the whole vocabulary gets the whole LM head"
+        hidden = self.last_hidden[chunk].to(self.all_rows.dtype)
+        tiles = [self.target.scale_logits(F.linear(hidden, tile)).float().logsumexp(-1) for tile in self.all_rows.split(8192)]
         return torch.stack(tiles).logsumexp(0)[:, None]
 
 

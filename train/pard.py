@@ -79,9 +79,9 @@ class PardObjective(nn.Module):
         positions = torch.unique(torch.cat([row + shift.teacher_index(i) for i, row in enumerate(rows)]))
         positions = positions[shift.same_document(batch.document, 1)[positions]]
         log_p = torch.zeros(len(batch.document), device=first.device)  # of x[s+1] at index s, where it is needed
-        log_p[positions] = label_log_probs(
-            Teacher(batch.last_hidden[positions], self.compared.all_rows, self.teacher_parts), shift.next_tokens(batch.input_ids)[positions]
-        )
+        whole = self.compared.all_rows
+        teacher = Teacher(batch.last_hidden[positions], whole, self.teacher_parts, whole)
+        log_p[positions] = label_log_probs(teacher, shift.next_tokens(batch.input_ids)[positions])
         reach, total = [], torch.zeros_like(log_p)
         for i, row in enumerate(rows):
             reach.append(total[row].exp())

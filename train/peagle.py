@@ -28,12 +28,14 @@ class PeagleObjective(nn.Module):
 
     to_draft: Tensor  # int64 [V]
     teacher_rows: Tensor  # [D, H], the target's LM head at the draft vocabulary
+    all_rows: Tensor | None  # [V, H], the whole of it; None where the loss does not read it
 
     def __init__(self, head: PeagleHead, target: TargetParts, objective: PeagleBlock):
         super().__init__()
         self.head, self.objective, self.teacher_parts = head, objective, target
         self.slots = head.block.unroll_steps
         self.register_buffer("teacher_rows", target.lm_head[head.vocab.ids], persistent=False)
+        self.register_buffer("all_rows", target.lm_head if objective.loss == "lk" else None, persistent=False)
         self.register_buffer("to_draft", draft_ids_of(head.vocab), persistent=False)
 
     def forward(self, batch: Batch) -> Output:
@@ -45,7 +47,7 @@ class PeagleObjective(nn.Module):
         states = [head.norm(state) for state in states]
         pairs = Depths(batch, rows, self.to_draft)
         weights = [state.new_full((len(state),), self.objective.step_decay**i) for i, state in enumerate(states)]
-        draft_head = DraftHead(head.lm_head.weight, self.teacher_rows, self.teacher_parts)
+        draft_head = DraftHead(head.lm_head.weight, self.teacher_rows, self.teacher_parts, self.all_rows)
         return pairs.output(pairs.compare(states, weights, draft_head, self.objective.loss, self.objective.lk_eta))
 
     def _anchors(self, supervised: list[Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, broadcast
 from torch import Tensor, nn
 
 from recipes.errors import HeadstartError
@@ -90,7 +90,17 @@ def take_step(
 
 
 def _remedy(lr: float) -> str:
-    return f"lower train.lr ({lr:.2e} now) or train.clip_norm, or look at these rows with `python -m data_prep.show RECIPE ROW`."
+    return (
+        f"lower train.lr ({lr:.2e} now) or train.clip_norm, with a run folder of its own (train.dir=runs/NAME), or look at these rows "
+        "with `python -m data_prep.show RECIPE ROW`."
+    )
+
+
+def as_main_process(accelerator: Accelerator, value: float) -> float:
+    """`value` as the main process has it: clocks differ, and all ranks must take the same learning rate and stop at the same step."""
+    if accelerator.num_processes == 1:
+        return value
+    return float(broadcast(torch.tensor(value, device=accelerator.device)))  # type: ignore[arg-type]
 
 
 class StopSignal:

@@ -37,7 +37,8 @@ def validate(
         "per_position": {k: unconditional acceptance at each drafted position}}, these three over greedy answers, or over
         all where none is greedy; "al_sampled": {k: AL~} over sampled answers, where there are both.
     """
-    module = accelerator.unwrap_model(objective)
+    # Without accelerate's autocast around `forward` (steps have their own): rounded logits tie, and a tie would count as accepted.
+    module = accelerator.unwrap_model(objective, keep_fp32_wrapper=False)
     was_training = module.training
     module.eval()
     sums: Tensor | None = None
@@ -50,7 +51,7 @@ def validate(
         for index in range(rank, -(-len(batches) // ranks) * ranks, ranks):
             picked = batches[index] if index < len(batches) else []
             batch = collate(source.read_rows(picked, layers), layers, source.manifest.hidden_size).to(accelerator.device)
-            out = module(batch)  # without autocast: rounded logits tie, and a tie would count as accepted
+            out = module(batch)
             sums = out.sums() if sums is None else sums + out.sums()
             hits = chain_hits(module, out, batch, served)
             lengths = list(hits)

@@ -16,7 +16,7 @@ from recipes.errors import ExportError
 from recipes.schema import load_recipe
 from train import export
 from train.eagle3 import Eagle3Objective
-from train.loop import fit
+from train.loop import fit, open_source
 
 DEBUG = str(Path(__file__).parents[2] / "recipes/debug/eagle3.yaml")
 
@@ -112,6 +112,24 @@ def test_a_checkpoint_without_weights_is_one_line(trained, tmp_path, capsys):
         export.main([str(tmp_path / "run"), "--output", str(tmp_path / "out")])
     error = capsys.readouterr().err
     assert "step_000002 holds no model.safetensors" in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_rounding_is_no_fault(trained, tmp_path):
+    """An untrained head is full of near ties: written in bfloat16 it drafts what the trained head, rounded alike, drafts."""
+    recipe, _ = trained
+    target, source = read_target(recipe.target), open_source(recipe)
+    half = recipe.model_copy(update={"target": recipe.target.model_copy(update={"dtype": "bfloat16"})})
+    head = load_exported_head(recipe.export_dir, target)[0]
+    for p in head.parameters():
+        p.data.add_(1e-3 * torch.randn(p.shape))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    folder = export.export_head(half, head, target, source, {}, tmp_path / "half")
+    written = load_exported_head(folder, target)[0]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
+    with export.rounded_as(head, written, torch.bfloat16):
+        assert all(torch.equal(p, q.float()) for p, q in zip(head.parameters(), written.parameters(), strict=True))
+        assert export.compare(head, written, source, recipe.head.feature_layers(target.num_layers), rows=12) == 1.0
+    assert export.compare(head, written, source, recipe.head.feature_layers(target.num_layers), rows=12) < 1.0
 
 
 def test_an_export_that_drafts_otherwise_is_not_called_done(trained, tmp_path, monkeypatch):

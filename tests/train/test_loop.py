@@ -74,15 +74,15 @@ def test_one_big_batch_is_accumulation(store, tmp_path):
     assert_same(weights(tmp_path / "a"), weights(tmp_path / "b"), 1e-6)
 
 
-def run_two_ranks(arguments: list[str], timeout: float = 120) -> subprocess.CompletedProcess:
-    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+def run_two_ranks(arguments: list[str], timeout: float = 120, script: Path = ROOT / "train/eagle3.py") -> subprocess.CompletedProcess:
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--nproc_per_node=2",
         "--master_port=29611",
-        str(ROOT / "train/eagle3.py"),
+        str(script),
         *arguments,
     ]
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
@@ -98,6 +98,28 @@ def test_two_ranks_take_the_same_step(store, tmp_path):
     result = run_two_ranks([DEBUG, *base, *changes])
     assert result.returncode == 0, result.stderr[-3000:]
     assert_same(weights(tmp_path / "one"), weights(out), 1e-6)
+
+
+FAST_CLOCK = """
+import os, time
+from types import SimpleNamespace
+from train import loop
+from train.eagle3 import Eagle3Objective
+if os.environ["RANK"] == "1":
+    loop.time = SimpleNamespace(perf_counter=lambda: 2 * time.perf_counter(), process_time=time.process_time)
+loop.main("eagle3", Eagle3Objective)
+"""
+
+
+@pytest.mark.dist
+def test_two_ranks_stop_at_the_same_step_by_the_clock(store, tmp_path):
+    """Clocks of ranks run apart; one that left for validation while the other took a step would wait for ever."""
+    (tmp_path / "fast.py").write_text(FAST_CLOCK)
+    base = [f"features.dir={store}", f"train.dir={tmp_path}/run", f"export.dir={tmp_path}/export", "train.eval_every=1000"]
+    by_clock = ["train.max_steps=null", "train.max_minutes=0.05", "train.log_every=1"]
+    result = run_two_ranks([DEBUG, *base, *by_clock], script=tmp_path / "fast.py")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert len(losses(tmp_path)) > 2 and result.stdout.count("trained ") == 1
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -168,6 +190,15 @@ def test_another_recipe_does_not_reuse_the_run(store, tmp_path):
     fit(recipe_for(store, tmp_path, "train.max_steps=1"), Eagle3Objective)
     with pytest.raises(RecipeError, match=r"train\.lr=0\.002, the recipe now says 0\.01"):
         fit(recipe_for(store, tmp_path, "train.max_steps=1", "train.lr=0.01"), Eagle3Objective)
+
+
+def test_a_run_that_broke_before_its_first_checkpoint_may_be_changed(store, tmp_path, monkeypatch):
+    """Loss NaN or memory full at once: the remedy that is printed works, nothing trained is there to be spoilt."""
+    with monkeypatch.context() as broken, pytest.raises(HeadstartError, match="lower train.lr"):
+        broken.setattr(loop, "take_step", lambda *_: (_ for _ in ()).throw(HeadstartError("loss is nan: lower train.lr")))
+        fit(recipe_for(store, tmp_path, "train.max_steps=1"), Eagle3Objective)
+    fit(recipe_for(store, tmp_path, "train.max_steps=1", "train.lr=0.001"), Eagle3Objective)
+    assert "lr: 0.001" in (tmp_path / "run/recipe.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def case(softcap=None):
     lm_head = torch.randn(V, H)
     target = TargetParts(Path("x"), config, lm_head, lm_head, None, RMSNorm(H, 1e-6), "x")
     ids = torch.randperm(V)[:D].sort().values
-    teacher = Teacher(torch.randn(U, H), lm_head[ids], target)
+    teacher = Teacher(torch.randn(U, H), lm_head[ids], target, lm_head)
     states = torch.randn(S, H, requires_grad=True)
     weight = (0.5 * torch.randn(D, H)).requires_grad_(True)
     label = torch.randint(D, (S,))

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from data_prep.store import RowFeatures
 from train.objective import Output
+from train.packing import collate
+from train.step import take_step
 from train.validate import validate
 
 LENGTHS = (12, 9, 10)
@@ -73,3 +76,38 @@ def test_sampled_rows_alone_are_the_estimate():
     result = validate(Known(), source, [0, 1, 2], [], 100, Accelerator(cpu=True))
     rounds = [accepted for row in source.rows for accepted in rounds_by_hand(row, 2)]
     assert result["al"][2] == pytest.approx(1 + sum(rounds) / len(rounds)) and "al_sampled" not in result
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """accelerate keeps a process's first settings: forget them before and after."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def test_rounded_logits_do_not_tie(fresh_accelerate):
+    """Validation computes in float32 whatever training's precision is: of two drafts that bfloat16 cannot tell apart, one is wrong."""
+
+    class Close(nn.Module):
+        """Drafts token 1 everywhere; token 0 stands 2^-10 below it, which bfloat16 rounds away."""
+
+        def __init__(self):
+            super().__init__()
+            self.logits = nn.Linear(1, 2, bias=False)
+            self.logits.weight.data = torch.tensor([[1.0], [1.0 + 2**-10]])
+            self.dtypes = []
+
+        def forward(self, batch) -> Output:
+            n = len(batch.input_ids)
+            logits = self.logits(torch.ones(n, 1))
+            self.dtypes.append(logits.dtype)
+            hits = (logits[:, 0] >= logits.amax(-1))[None]
+            return Output(logits.sum() * 0, torch.zeros(1), hits.sum(1), torch.full((1,), n), hits)
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    objective = accelerator.prepare(Close())
+    assert validate(objective, source_of([True] * 3), [0, 1, 2], [], 100, accelerator)["al"] == {1: 1.0}
+    batch = collate(source_of([True] * 3).rows, [], 4)
+    take_step(objective, torch.optim.SGD(objective.parameters(), 0.0), accelerator, [batch], 0.0, 1.0, "here")
+    assert objective.dtypes == [torch.float32, torch.bfloat16]
