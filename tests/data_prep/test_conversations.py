@@ -3,8 +3,10 @@
 import gzip
 import json
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from data_prep import conversations
 from data_prep.conversations import Reject, Tally, held_out, normalise, read_conversations
@@ -217,6 +219,16 @@ def test_hub_name_that_cannot_be_had_is_one_line():
     with pytest.raises(DataError, match="'nobody-at-all/no-such-rows:train' is no local path") as error:
         list(read_conversations(["nobody-at-all/no-such-rows:train"]))
     assert "\n" not in str(error.value)
+
+
+def test_recipes_name_the_split_of_hub_data():
+    """UltraChat-200k, for one, has no split `train`."""
+    recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.yaml"))
+    sources = {source for path in recipes for source in (yaml.safe_load(path.read_text()).get("data") or {}).get("prompts", [])}
+    hub = {source for source in sources if source.count("/") == 1 and not source.endswith((".jsonl", ".gz"))}
+    assert (
+        hub and all(source.endswith(":train_sft") for source in hub if "ultrachat_200k" in source) and all(":" in source for source in hub)
+    )
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.json", "x.jsonl.gz"])
