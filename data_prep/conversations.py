@@ -127,9 +127,10 @@ def read_conversations(
             tally.kept += 1
             yield conversation
     if not tally.kept:
-        raise DataError(
-            f"no usable conversation in {', '.join(sources) or 'data.prompts: []'}: {tally.summary()}\n{tally.explain()}".rstrip()
-        )
+        where = ", ".join(sources) or "data.prompts: []"
+        if not tally.skipped:
+            raise DataError(f"no usable conversation in {where}: it holds no row at all. Give a file or data set with rows.")
+        raise DataError(f"no usable conversation in {where}: {tally.summary()}\n{tally.explain()}")
 
 
 # ---------------------------------------------------------------- rows of one source

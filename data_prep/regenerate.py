@@ -245,17 +245,18 @@ def check_writable(output: Path) -> None:
 
 
 def check_settings(working: Path, output: Path, record: dict[str, Any]) -> None:
-    """Write `record` beside `working`, or compare it with the one that is there."""
+    """Write `record` beside `working`, or compare it with the one that the answers there were made with."""
     path = working.with_name(working.name + ".settings.json")
-    if path.is_file():
+    found = next((file for file in (working, output) if file.is_file()), None)
+    if found is not None and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
         for key in sorted(before.keys() | record.keys()):
             if before.get(key) != record.get(key):
                 raise DataError(
-                    f"{working} was begun with {key}={before.get(key)!r}, now {key}={record.get(key)!r} is asked for. "
-                    f"Go on with the former value, or delete {working.name} and {path.name} to answer anew."
+                    f"{found} was begun with {key}={before.get(key)!r}, now {key}={record.get(key)!r} is asked for. "
+                    f"Go on with the former value, or delete {found.name} and {path.name} to answer anew."
                 )
-    elif (found := next((file for file in (working, output) if file.is_file()), None)) is not None:
+    elif found is not None:
         raise DataError(
             f"{found} exists, but {path.name}, which says how it was made, does not. Move it away, or give another output file."
         )

@@ -119,7 +119,7 @@ def test_nothing_kept_is_an_error(tmp_path):
     """B08: non-zero exit if nothing is kept."""
     with pytest.raises(DataError, match=r"(?s)kept 0 / skipped 2 \(empty=2\).*rows.jsonl:1"):
         list(read_conversations([write_jsonl(tmp_path / "rows.jsonl", [{"messages": []}, {"messages": None}])]))
-    with pytest.raises(DataError, match="kept 0"):
+    with pytest.raises(DataError, match="holds no row"):
         list(read_conversations([]))
 
 
@@ -236,6 +236,14 @@ def test_corrupt_file_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"{not what it says")
     with pytest.raises(DataError, match=name):
         list(read_conversations([str(tmp_path / name)]))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.jsonl.gz"])
+def test_empty_file_is_one_line(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=str(tmp_path / name)) as error:
+        list(read_conversations([str(tmp_path / name)]))
+    assert "\n" not in str(error.value) and "skipped 0" not in str(error.value)
 
 
 def test_empty_folder_is_named(tmp_path):

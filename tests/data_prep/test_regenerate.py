@@ -89,7 +89,7 @@ def test_rows_train_on_the_generated_ids(target, prompts, tmp_path):
     output = regenerate([prompts], target, options(temperature=1.0), tmp_path / "answers.jsonl")
     tokenizer = load_tokenizer(target)
     for conversation, raw in zip(read_conversations([str(output)]), read(output), strict=True):
-        row = render(conversation, tokenizer, Data(prompts=[]))
+        row = render(conversation, tokenizer, Data(prompts=["a.jsonl"]))
         assert row.exact and not conversation.greedy
         assert row.input_ids == render_prompt(raw["messages"][:1], tokenizer) + raw["answer_ids"]
 
@@ -150,6 +150,16 @@ def test_other_settings_are_not_mixed(target, prompts, tmp_path, change, said):
     with pytest.raises(DataError, match=said):
         regenerate([prompts], target, options(**change), output)
     regenerate([prompts], target, options(concurrency=2), output)
+
+
+def test_a_run_that_answered_nothing_binds_nobody(target, prompts, tmp_path):
+    """A wrong file name in the prompts can be mended without deleting anything."""
+    output = tmp_path / "answers.jsonl"
+    with pytest.raises(DataError, match="no file or folder"):
+        regenerate([str(tmp_path / "typo.jsonl")], target, options(), output)
+    assert len(read(regenerate([prompts], target, options(), output))) == 6
+    with pytest.raises(DataError, match="was begun with prompts="):
+        regenerate([prompts, prompts], target, options(), output)
 
 
 def test_other_template_is_not_mixed(target, prompts, tmp_path):

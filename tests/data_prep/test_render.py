@@ -78,7 +78,7 @@ def make_tokenizer(template: str, *, merges: tuple[tuple[str, str], ...] = (), a
 
 
 def data(**values) -> Data:
-    return Data(prompts=[], **values)
+    return Data(prompts=["a.jsonl"], **values)
 
 
 def chat(*contents: str, **extra) -> Conversation:

@@ -64,7 +64,9 @@ def test_errors_are_one_line(recipe, capsys, arguments, said):
 
 def test_colours(tiny_tokenizer):
     row = render(
-        Conversation("r", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), tiny_tokenizer, Data(prompts=[])
+        Conversation("r", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]),
+        tiny_tokenizer,
+        Data(prompts=["a.jsonl"]),
     )
     out = io.StringIO()
     show_row(Conversation("r", []), row, tiny_tokenizer, Console(file=out, force_terminal=True, width=100))
