@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationError, model_validator
@@ -20,6 +20,10 @@ from recipes.blocks import Block, Share
 from recipes.errors import RecipeError
 from recipes.head_blocks import HeadBlock
 from recipes.methods import METHODS
+
+
+T = TypeVar("T")
+Several = Annotated[list[T], Field(min_length=1)]  # one at least
 
 
 class Target(Block):
@@ -53,7 +57,7 @@ class Data(Block):
     """Conversations, how they become tokens, and what is supervised."""
 
     # JSONL (.gz), JSON or Parquet files, folders of them or of `save_to_disk`, HF ids `owner/name[:split]`, or `embedded:NAME`
-    prompts: list[str]
+    prompts: Several[str]
     regenerate: Regenerate | None = None  # None: the answers in the files are used as they are
     max_length: PositiveInt = 2048  # tokens; longer rows are cut
     # assistant: every answer of a row; last_assistant: its last one (in rows that are rendered text: every one); all: prompts too, and any
@@ -72,7 +76,6 @@ class Features(Block):
     """The store of the target's hidden states between data_prep and train (DESIGN §4)."""
 
     dir: str  # the store's folder, with the answers of data.regenerate; one target, one set of data settings each
-    backend: Literal["hf"] = "hf"  # what runs the target; transformers is the only one
     layers: Literal["auto"] | list[int] = "auto"  # auto: what the head reads; a list may hold more
     codec: Literal["f32", "bf16"] = "bf16"  # of the stored layers; last_hidden is kept as the target computed it. f32 takes twice the disk
     # of the target's products on a CPU (a GPU computes in target.dtype); auto: as in train
@@ -140,15 +143,17 @@ class Eval(Block):
     # vllm: what is served; reference: plain PyTorch, with trees and the time of draft and verification apart
     engine: Literal["vllm", "reference"] = "vllm"
     # what is measured; the baseline (no drafts) always is
-    methods: list[Literal["baseline", "ngram", "suffix", "head"]] = ["baseline", "ngram", "head"]
-    prompts: list[str] = ["embedded:eval"]  # files, `holdout` (own rows), `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
+    methods: Several[Literal["baseline", "ngram", "suffix", "head"]] = ["baseline", "ngram", "head"]
+    prompts: Several[str] = [
+        "embedded:eval"
+    ]  # files, `holdout` (own rows), `embedded:eval`, `embedded:repetitive`, `mt_bench`, `humaneval`
     max_prompts: PositiveInt | None = None  # per prompt set
-    k: list[PositiveInt] = [3]  # drafted tokens a round; each is measured
-    temperature: list[Annotated[float, Field(ge=0)]] = [0.0]  # of sampling, 0: greedy; each is measured
+    k: Several[PositiveInt] = [3]  # drafted tokens a round; each is measured
+    temperature: Several[Annotated[float, Field(ge=0)]] = [0.0]  # of sampling, 0: greedy; each is measured
     # probabilistic: draw drafts from the head's distribution at temperature > 0 (n-gram, suffix and Medusa in vLLM never do)
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     max_tokens: PositiveInt = 128  # new tokens of an answer, at most
-    concurrency: list[PositiveInt] = [1]  # requests in flight; each is measured
+    concurrency: Several[PositiveInt] = [1]  # requests in flight; each is measured
     max_model_len: PositiveInt | None = None  # the engine's context, prompt and answer together; None: the target's, at most 4096
     ngram_max: PositiveInt = 5  # n-gram lookup: the longest run of last tokens that is looked for
     ngram_min: PositiveInt = 2  # n-gram lookup: the shortest
@@ -290,7 +295,9 @@ def _override(raw: dict[str, Any], text: str) -> None:
     *path, last = key.split(".")
     node = raw
     for part in path:
-        node = node.setdefault(part, {}) if node.get(part) is not None else node.__setitem__(part, {}) or node[part]
+        if node.get(part) is None:
+            node[part] = {}
+        node = node[part]
         if not isinstance(node, dict):
             raise RecipeError(f"override {text!r}: {part} is a value in the recipe, not a block")
     try:

@@ -27,16 +27,16 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from heads import LAST_HIDDEN, head_class
+from heads import LAST_HIDDEN
 from heads.exported import META_FILE, check_served, load_exported_head, read_config, read_tensors
 from heads.protocol import Head, WholeModel
-from heads.target import DTYPES, TargetParts, TensorFiles, load_tokenizer, read_target
-from heads.vocab import build_draft_vocab
+from heads.target import DTYPES, TargetParts, TensorFiles, read_target
 from recipes.errors import ExportError, HeadstartError
 from recipes.schema import Recipe, load_recipe, parse_recipe
 from train import checkpoint
 from train.folders import partial_of, swap_in
 from train.inside_target import prove_same_logits, write_inside_target
+from train.start import make_head, open_source
 
 
 def export_head(recipe: Recipe, head: Head, target: TargetParts, source: Any, figures: dict, folder: Path) -> Path:
@@ -186,8 +186,6 @@ def check_same_computation(config: dict, folder: Path) -> None:
 
 def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
     """Export a checkpoint of a run. Raises ExportError where there is none."""
-    from train.loop import open_source  # which imports this file
-
     file = run_dir / "recipe.yaml"
     if not file.is_file():
         raise ExportError(f"{run_dir} holds no recipe.yaml; give a run folder such as runs/smollm2-135m-eagle3")
@@ -199,10 +197,7 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
         )
     target = read_target(recipe.target)
     source = open_source(recipe)
-    vocab = build_draft_vocab(
-        source.token_counts, getattr(recipe.head, "draft_vocab_size", None), load_tokenizer(recipe.target).all_special_ids
-    )
-    head = head_class(recipe.method)(recipe.head, target, vocab)
+    head = make_head(recipe, target, source)
     if not (folder / "model.safetensors").is_file():
         raise ExportError(
             f"{folder} holds no model.safetensors: it is not whole, or DeepSpeed wrote it in pieces of its own. Training exports at its "

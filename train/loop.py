@@ -20,20 +20,17 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, set_seed
 from torch import nn
 
-from data_prep.store import FeatureStore
-from heads import head_class
 from heads.exported import resolve_draft
 from heads.precision import in_bf16, usable_cores
-from heads.protocol import Head
-from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, load_tokenizer, read_target
-from heads.vocab import build_draft_vocab
-from recipes.errors import DataError, FeatureError, HeadstartError, TargetError
+from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, read_target
+from recipes.errors import HeadstartError
 from recipes.schema import Recipe, load_recipe
 from train import checkpoint
-from train.export import export_head
+from train.export import export_head, load_export_into
 from train.optimizer import make_optimizer
 from train.packing import Batch, StepSampler, collate, deal
 from train.run_log import RunLog, peak_memory_gib, short_time
+from train.start import check_lm_head, check_mask_token, make_head, open_source
 from train.step import Progress, StopSignal, as_main_process, learning_rate, take_step
 from train.validate import validate
 
@@ -66,6 +63,7 @@ class Run:
 
     recipe: Recipe
     accelerator: Accelerator
+    target: TargetParts
     source: Any  # FeatureStore or OnlineFeatures
     layers: list[int]
     objective: nn.Module
@@ -76,6 +74,16 @@ class Run:
     check_name: str
     log: RunLog
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def module(self) -> Any:
+        """The objective itself, without what accelerate put around it."""
+        return self.accelerator.unwrap_model(self.objective)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """How many numbers learn."""
+        return sum(p.numel() for p in self.objective.parameters() if p.requires_grad)
 
     def done(self) -> float:
         """Share of the run that is behind, by steps or by time, whichever is further."""
@@ -101,53 +109,6 @@ class Run:
         return rows, self.sampler.state_dict(), batches
 
 
-def open_source(recipe: Recipe) -> Any:
-    """Where rows with features come from: the store, or the target running beside the head."""
-    store = FeatureStore.open(recipe.features.dir, recipe)
-    if int(store.supervised.sum()) == 0:
-        raise FeatureError(
-            f"{recipe.features.dir} holds no supervised token; look at a row with `python -m data_prep.show RECIPE`, then rebuild it"
-        )
-    if recipe.train.features == "stored":
-        return store
-    from train.online import OnlineFeatures
-
-    return OnlineFeatures(store, recipe)
-
-
-def check_lm_head(target: TargetParts) -> None:
-    """Raises TargetError where the LM head adds a bias (Phi-2, GPT-J): the objectives form the teacher's logits without one."""
-    if target.lm_head_bias is not None:
-        largest = target.lm_head_bias.abs().max().item()
-        raise TargetError(
-            f"{target.path}: the LM head has a bias (largest value {largest:.3g}), and the distributions that heads are compared with "
-            "would lack it; take a target without one: no head can be trained for this one yet"
-        )
-
-
-def check_mask_token(recipe: Recipe, store: FeatureStore) -> None:
-    """Raises DataError where a text of the store holds the draft's mask token: it would mean two things (B34)."""
-    token = getattr(recipe.head, "mask_token_id", None)
-    if token is not None and (count := int((store.rows.input_ids == token).sum())):
-        raise DataError(
-            f"head.mask_token_id={token} occurs {count} times in the rows of {recipe.features.dir}, so the draft could not tell a mask "
-            "from that token; give the id of a special token that no text holds (the target's tokenizer.json lists them as added_tokens)."
-        )
-
-
-def build_head(recipe: Recipe, target: TargetParts, store: FeatureStore) -> Head:
-    """The recipe's head with its draft vocabulary, started from `head.init_from` where given."""
-    check_mask_token(recipe, store)
-    size = getattr(recipe.head, "draft_vocab_size", None)
-    vocab = build_draft_vocab(store.token_counts, size, load_tokenizer(recipe.target).all_special_ids)
-    head = head_class(recipe.method)(recipe.head, target, vocab)
-    if recipe.head.init_from:
-        from train.export import load_export_into
-
-        load_export_into(head, resolve_draft(recipe.head.init_from))
-    return head
-
-
 def set_up_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
     """Tell DeepSpeed's engine, which clips by itself, the recipe's `train.clip_norm`: before `prepare`, which puts 1.0 for "auto".
 
@@ -170,48 +131,89 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     Returns:
         The export folder.
     """
-    cfg, run_dir = recipe.train, recipe.run_dir
-    trackers: Any = list(cfg.trackers) or None
-    precision = "bf16" if in_bf16(cfg.precision) else "no"
-    # Borrowed tables (embeddings, LM heads) are buffers, the same on all ranks: DDP need not send gigabytes of them before every step.
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
-    accelerator = Accelerator(mixed_precision=precision, log_with=trackers, project_dir=str(run_dir), kwargs_handlers=[ddp])
+    run = prepare(recipe, make_objective)
+    stop = StopSignal()
+    try:
+        if (found := checkpoint.latest(recipe.run_dir)) is not None:
+            run.accelerator.load_state(str(found))
+            run.log.say(f"resuming from {found}")
+        _say_start(run)
+        result = _train(run, stop)
+        saved = checkpoint.save(run.accelerator, recipe.run_dir, run.progress.step, recipe.train.keep)
+        if stop.asked and run.done() < 1:
+            run.log.say(f"interrupted at step {run.progress.step}; saved {saved}. Run the same command again to go on.")
+            run.accelerator.end_training()
+            sys.exit(130)
+        run.log.say(
+            f"trained {run.progress.step} steps in {short_time(run.progress.seconds)}; checkpoint {saved}; "
+            f"peak memory {peak_memory_gib(run.accelerator.device):.2f} GiB"
+        )
+        if run.accelerator.is_main_process:
+            _export(run, result)
+            run.log.say(f"exported to {recipe.export_dir}\nnext: python -m eval {recipe_path}")
+        run.accelerator.wait_for_everyone()
+        run.accelerator.end_training()
+    finally:
+        run.log.close()
+        stop.restore()
+    return recipe.export_dir
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """accelerate for this recipe on the processes and devices that `accelerate launch` gave it."""
+    cfg = recipe.train
+    accelerator = Accelerator(
+        mixed_precision="bf16" if in_bf16(cfg.precision) else "no",
+        log_with=list(cfg.trackers) or None,  # type: ignore[arg-type]
+        project_dir=str(recipe.run_dir),
+        # Borrowed tables (embeddings, LM heads) are buffers, the same on all ranks: DDP need not send gigabytes of them before every step.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
     if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
         torch.set_flush_denormal(True)  # a CPU multiplies probabilities below 1e-38 many times more slowly, and they change nothing
         torch.set_num_threads(cfg.threads or max(1, usable_cores() // accelerator.num_processes))
-    set_seed(cfg.seed)
-    checkpoint.check_same_recipe(run_dir, recipe)
-
-    source = open_source(recipe)
-    target = read_target(recipe.target)
-    check_lm_head(target)
-    states = source.read(0, []).last_hidden.cpu()  # online features are on the target's device, its LM head is not
-    exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
-    check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
-    head = build_head(recipe, target, source)
-    objective = make_objective(head, target, recipe.objective)
     if cfg.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise HeadstartError(
             "train.optimizer='muon' under DeepSpeed: ZeRO cuts matrices into flat pieces, and Muon needs them whole; set "
             "train.optimizer=adamw, or train on several GPUs with recipes/accelerate/multi_gpu.yaml"
         )
-    optimizer = make_optimizer(objective, cfg)
+    set_up_deepspeed(accelerator, cfg.clip_norm)
+    return accelerator
+
+
+def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
+    """Everything of a run before its first step: rows, target, head, objective, optimizer, folders and logs."""
+    cfg, run_dir = recipe.train, recipe.run_dir
+    accelerator = make_accelerator(recipe)
+    set_seed(cfg.seed)
+    checkpoint.check_same_recipe(run_dir, recipe)
+
+    source = open_source(recipe)
+    check_mask_token(recipe, source)
+    target = read_target(recipe.target)
+    check_lm_head(target)
+    states = source.read(0, []).last_hidden.cpu()  # online features are on the target's device, its LM head is not
+    exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
+    check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
+    head = make_head(recipe, target, source)
+    if recipe.head.init_from:
+        load_export_into(head, resolve_draft(recipe.head.init_from))
+    objective = make_objective(head, target, recipe.objective)
+    objective, optimizer = accelerator.prepare(objective, make_optimizer(objective, cfg))
+
     train_rows, held_out = (~source.validation).nonzero()[:, 0], source.validation.nonzero()[:, 0].tolist()
     sampler = StepSampler(source.lengths[train_rows], train_rows, cfg.tokens_per_step, cfg.seed)
     total_steps = cfg.max_steps or (cfg.epochs * sampler.steps_per_epoch() if cfg.epochs else None)
-    set_up_deepspeed(accelerator, cfg.clip_norm)
-    objective, optimizer = accelerator.prepare(objective, optimizer)
-
     if accelerator.is_main_process:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "recipe.yaml").write_text(recipe.dump())
     accelerator.wait_for_everyone()
     if cfg.trackers:
         accelerator.init_trackers("headstart", config={"recipe": recipe.dump()})
-    log = RunLog(run_dir / "metrics.jsonl", total_steps, accelerator)
     run = Run(
         recipe=recipe,
         accelerator=accelerator,
+        target=target,
         source=source,
         layers=recipe.head.feature_layers(target.num_layers),
         objective=objective,
@@ -220,46 +222,32 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
         total_steps=total_steps,
         check_rows=held_out or train_rows[:64].tolist(),
         check_name="held-out" if held_out else "training rows (none is held out)",
-        log=log,
+        log=RunLog(run_dir / "metrics.jsonl", total_steps, accelerator),
     )
     accelerator.register_for_checkpointing(run.progress, sampler)
-    stop = StopSignal()
-    try:
-        if (found := checkpoint.latest(run_dir)) is not None:
-            accelerator.load_state(str(found))
-            log.say(f"resuming from {found}")
-        _say_start(run, head, train_rows)
-        result = _train(run, stop)
-        saved = checkpoint.save(accelerator, run_dir, run.progress.step, cfg.keep)
-        if stop.asked and run.done() < 1:
-            log.say(f"interrupted at step {run.progress.step}; saved {saved}. Run the same command again to go on.")
-            accelerator.end_training()
-            sys.exit(130)
-        seconds, memory = short_time(run.progress.seconds), peak_memory_gib(accelerator.device)
-        log.say(f"trained {run.progress.step} steps in {seconds}; checkpoint {saved}; peak memory {memory:.2f} GiB")
-        if accelerator.is_main_process:
-            trained = sum(p.numel() for p in objective.parameters() if p.requires_grad)
-            figures = run.progress.state_dict() | {"validation": result, "held_out": bool(held_out), "peak_gib": memory}
-            figures["trainable_parameters"] = trained
-            module = accelerator.unwrap_model(objective)
-            if hasattr(module, "export"):  # a method that trains the target itself
-                module.export(recipe, source, figures, recipe.export_dir)
-            else:
-                export_head(recipe, module.head, target, source, figures, recipe.export_dir)
-            log.say(f"exported to {recipe.export_dir}\nnext: python -m eval {recipe_path}")
-        accelerator.wait_for_everyone()
-        accelerator.end_training()
-    finally:
-        log.close()
-        stop.restore()
-    return recipe.export_dir
+    return run
+
+
+def _export(run: Run, result: dict[str, Any]) -> None:
+    """Write the export, with what training measured."""
+    recipe, module = run.recipe, run.module
+    figures = run.progress.state_dict() | {
+        "validation": result,
+        "held_out": bool(run.source.validation.any()),
+        "peak_gib": peak_memory_gib(run.accelerator.device),
+        "trainable_parameters": run.trainable_parameters,
+    }
+    if hasattr(module, "export"):  # a method that trains the target itself
+        module.export(recipe, run.source, figures, recipe.export_dir)
+    else:
+        export_head(recipe, module.head, run.target, run.source, figures, recipe.export_dir)
 
 
 def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
     """Steps until the length is reached or a stop is asked for; returns the last validation."""
     cfg, progress, sampler, source = run.recipe.train, run.progress, run.sampler, run.source
     result = run.check() if run.done() == 0 or run.done() >= 1 else {}
-    position, module = sampler.state_dict(), run.accelerator.unwrap_model(run.objective)
+    position, module = sampler.state_dict(), run.module
     with ThreadPoolExecutor(1) as pool:
         # One step is read ahead; what a checkpoint holds is the position after the step just taken.
         pending = pool.submit(run.next_step)
@@ -297,10 +285,10 @@ def _train(run: Run, stop: StopSignal) -> dict[str, Any]:
     return result
 
 
-def _say_start(run: Run, head: Head, train_rows: Any) -> None:
+def _say_start(run: Run) -> None:
     """What is about to be trained on what."""
     recipe, source, cfg = run.recipe, run.source, run.recipe.train
-    trained = sum(p.numel() for p in run.objective.parameters() if p.requires_grad)
+    trained, train_rows = run.trainable_parameters, run.sampler.rows
     tokens, supervised = int(source.lengths[train_rows].sum()), int(source.supervised[train_rows].sum())
     length = f"{run.total_steps} steps" if run.total_steps else f"{cfg.max_minutes:g} minutes"
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
@@ -316,6 +304,6 @@ def _say_start(run: Run, head: Head, train_rows: Any) -> None:
         f"steps: {cfg.tokens_per_step} tokens a step over {run.accelerator.num_processes} process(es), micro-batches of "
         f"{cfg.micro_batch_tokens}; {length}; {precision} on {where}"
     )
-    if (vocab := getattr(head, "vocab", None)) is not None and not vocab.full:
+    if (vocab := getattr(run.module.head, "vocab", None)) is not None and not vocab.full:
         coverage = vocab.coverage(source.token_counts)
         run.log.say(f"draft vocabulary: {len(vocab.ids)} of {vocab.size}, covers {coverage:.2%} of the supervised training tokens")

@@ -16,7 +16,8 @@ from recipes.errors import ExportError
 from recipes.schema import load_recipe
 from train import export
 from train.eagle3 import Eagle3Objective
-from train.loop import fit, open_source
+from train.loop import fit
+from train.start import open_source
 
 DEBUG = str(Path(__file__).parents[2] / "recipes/debug/eagle3.yaml")
 

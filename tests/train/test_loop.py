@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from data_prep.__main__ import main as data_prep
 from recipes.errors import FeatureError, HeadstartError, RecipeError, TargetError
 from recipes.schema import Train, load_recipe
-from train import loop
+from train import loop, start
 from train.eagle3 import Eagle3Objective
 from train.loop import fit, learning_rate
 
@@ -180,9 +180,9 @@ def test_sigterm_saves_and_exits(store, tmp_path):
 def test_a_store_without_a_supervised_token_is_not_trained_on(tmp_path, monkeypatch):
     """B04: preparation drops such rows; a store that has none left otherwise stops training before the target is read."""
     nothing = SimpleNamespace(supervised=torch.zeros(3, dtype=torch.int64))
-    monkeypatch.setattr(loop.FeatureStore, "open", lambda folder, recipe: nothing)
+    monkeypatch.setattr(start.FeatureStore, "open", lambda folder, recipe: nothing)
     with pytest.raises(FeatureError, match=f"{tmp_path} holds no supervised token; look at a row with"):
-        loop.open_source(recipe_for(tmp_path, tmp_path))
+        start.open_source(recipe_for(tmp_path, tmp_path))
 
 
 def test_another_recipe_does_not_reuse_the_run(store, tmp_path):
@@ -232,9 +232,9 @@ def test_zero_3_is_refused():
 
 def test_an_lm_head_with_a_bias_is_refused(small_target):
     """The teacher's logits would lack it, in every objective."""
-    loop.check_lm_head(small_target)
+    start.check_lm_head(small_target)
     with pytest.raises(TargetError, match="the LM head has a bias .largest value 2"):
-        loop.check_lm_head(replace(small_target, lm_head_bias=torch.full((50,), -2.0)))
+        start.check_lm_head(replace(small_target, lm_head_bias=torch.full((50,), -2.0)))
 
 
 def test_deepspeed_is_told_before_prepare(store, tmp_path, monkeypatch):

@@ -16,11 +16,11 @@ from recipes.head_blocks import PardHead as Block
 from recipes.objective_blocks import PardObjective as Settings
 from recipes.schema import Target, load_recipe
 from tests.train.test_draft_model import document_of, packed
-from train.loop import check_mask_token
 from train.objective import simulate_chain
 from train.packing import collate
 from train.pard import PardObjective
 from train.peagle import nested_anchors
+from train.start import check_mask_token
 
 V, MASK = 260, 259
 GREEDY = lambda logits: logits.argmax(-1)  # noqa: E731

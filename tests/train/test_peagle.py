@@ -13,10 +13,10 @@ from recipes.head_blocks import PeagleHead as Block
 from recipes.objective_blocks import PeagleObjective as Settings
 from recipes.schema import load_recipe
 from tests.train.plain import assert_reaches_every_parameter, plain_pair
-from train.loop import check_mask_token
 from train.objective import simulate_chain
 from train.packing import collate
 from train.peagle import PeagleObjective, drop, kept_share
+from train.start import check_mask_token
 
 MASK = 49
 
