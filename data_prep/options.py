@@ -9,9 +9,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from data_prep.answering import ENGINES
+from data_prep.render import TemplateValue
 from recipes.blocks import Block
 from recipes.errors import RecipeError
-from recipes.schema import Data, Regenerate, Target
+from recipes.schema import Regenerate, Target
 
 B = TypeVar("B", bound=Block)
 
@@ -45,10 +46,10 @@ def _options() -> dict[str, dict[str, Any]]:
     }
 
 
-def _template_kwargs(text: str) -> dict[str, bool | int | float | str]:
+def _template_kwargs(text: str) -> dict[str, TemplateValue]:
     """`--template-kwargs` as `data.template_kwargs`."""
     try:
-        return TypeAdapter(Data.model_fields["template_kwargs"].annotation).validate_json(text)
+        return TypeAdapter(dict[str, TemplateValue]).validate_json(text)
     except ValidationError:
         raise argparse.ArgumentTypeError(
             f"""{text!r} is no JSON object of plain values, such as '{{"enable_thinking": false}}'"""
