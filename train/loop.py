@@ -7,6 +7,7 @@ big batch, accumulation and several ranks take the same step (B38). Every rank r
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from heads.exported import resolve_draft
 from heads.precision import in_bf16, usable_cores
 from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, read_target
 from recipes.errors import HeadstartError
-from recipes.schema import Recipe, load_recipe
+from recipes.schema import Recipe, Train, load_recipe
 from train import checkpoint
 from train.export import export_head, load_export_into
 from train.optimizer import make_optimizer
@@ -109,8 +110,11 @@ class Run:
         return rows, self.sampler.state_dict(), batches
 
 
-def set_up_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
-    """Tell DeepSpeed's engine, which clips by itself, the recipe's `train.clip_norm`: before `prepare`, which puts 1.0 for "auto".
+def set_up_deepspeed(accelerator: Accelerator, cfg: Train) -> None:
+    """Tell DeepSpeed's engine what the recipe says, before `prepare` builds it: it clips by itself, and it has a precision of its own.
+
+    Its bf16 mode would turn the whole module into bfloat16, rotary frequencies included, and train another model than the one that is
+    served; instead products are in bfloat16 and weights in float32, as without DeepSpeed.
 
     Raises:
         HeadstartError: ZeRO-3. It puts a weight together only while the module that owns it runs, and losses here read LM heads as plain
@@ -122,7 +126,12 @@ def set_up_deepspeed(accelerator: Accelerator, clip_norm: float) -> None:
                 "zero_stage=3: the loss reads the LM head's weight outside its module, where ZeRO-3 leaves it empty; a draft head fits on "
                 "one GPU, so take recipes/accelerate/deepspeed_zero2.yaml, which splits moments and gradients"
             )
-        plugin.deepspeed_config["gradient_clipping"] = clip_norm
+        plugin.deepspeed_config |= {
+            "gradient_clipping": cfg.clip_norm,
+            "fp16": {"enabled": False},
+            "bf16": {"enabled": False},
+            "torch_autocast": {"enabled": in_bf16(cfg.precision), "dtype": "bfloat16"},
+        }
 
 
 def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIPE") -> Path:
@@ -169,6 +178,12 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
         # Borrowed tables (embeddings, LM heads) are buffers, the same on all ranks: DDP need not send gigabytes of them before every step.
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    if (started := int(os.environ.get("WORLD_SIZE", 1))) != accelerator.num_processes:
+        raise HeadstartError(
+            f"{started} processes were started, but each would train alone (accelerate sees {accelerator.num_processes} of them, on "
+            f"{accelerator.device}): on a CPU set ACCELERATE_USE_CPU=true (recipes/accelerate/two_cpu_processes.yaml); where GPUs are, "
+            "torch sees none: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or start one process (recipes/accelerate/one_process.yaml)"
+        )
     if accelerator.device.type == "cpu":  # accelerate launch asks for one thread where nobody says otherwise
         torch.set_flush_denormal(True)  # a CPU multiplies probabilities below 1e-38 many times more slowly, and they change nothing
         torch.set_num_threads(cfg.threads or max(1, usable_cores() // accelerator.num_processes))
@@ -177,7 +192,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             "train.optimizer='muon' under DeepSpeed: ZeRO cuts matrices into flat pieces, and Muon needs them whole; set "
             "train.optimizer=adamw, or train on several GPUs with recipes/accelerate/multi_gpu.yaml"
         )
-    set_up_deepspeed(accelerator, cfg.clip_norm)
+    set_up_deepspeed(accelerator, cfg)
     return accelerator
 
 
@@ -293,7 +308,7 @@ def _say_start(run: Run) -> None:
     length = f"{run.total_steps} steps" if run.total_steps else f"{cfg.max_minutes:g} minutes"
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
     held_out = len(source.lengths) - len(train_rows)
-    precision = "bf16 autocast" if run.accelerator.mixed_precision == "bf16" else "fp32"
+    precision = "bf16 autocast" if in_bf16(cfg.precision) else "fp32"
     where = str(run.accelerator.device)
     if where == "cpu":
         where += f", {torch.get_num_threads()} thread(s) a process"

@@ -64,7 +64,7 @@ class RunLog:
             "loss": loss[0] / max(count[0], 1),
             "accuracy": [c / n if n else None for c, n in zip(correct, count, strict=True)],  # None: this depth was not trained
             "lr": lr,
-            "grad_norm": grad_norm,
+            "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # DeepSpeed need not tell it
             "tokens_per_second": self.tokens / max(self.seconds, 1e-9),
             "peak_gib": peak_memory_gib(self.accelerator.device),
             "tokens": progress.tokens,

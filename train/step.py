@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast
+from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from recipes.errors import HeadstartError
@@ -79,7 +79,7 @@ def take_step(
             accelerator.backward(out.loss_sum * (accelerator.num_processes / total))
         sums = out.sums() if sums is None else sums + out.sums()
     norm = accelerator.clip_grad_norm_(objective.parameters(), clip)
-    if norm is None or accelerator.distributed_type == DistributedType.DEEPSPEED:  # its engine clips by itself
+    if norm is None:  # DeepSpeed's engine clips by itself and need not tell
         norm = float("nan")
     elif not math.isfinite(float(norm)):
         raise HeadstartError(f"gradient norm is {float(norm)} at {where}: {_remedy(lr)}")

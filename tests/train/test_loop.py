@@ -122,6 +122,50 @@ def test_two_ranks_stop_at_the_same_step_by_the_clock(store, tmp_path):
     assert len(losses(tmp_path)) > 2 and result.stdout.count("trained ") == 1
 
 
+def test_processes_that_do_not_see_one_another_are_refused(store, tmp_path, monkeypatch):
+    """Two ranks that each train alone would overwrite each other's run."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HeadstartError, match="2 processes were started, but each would train alone .*ACCELERATE_USE_CPU=true"):
+        fit(recipe_for(store, tmp_path), Eagle3Objective)
+
+
+DEEPSPEED = Path(sys.prefix) / "deepspeed"  # apart from the other packages: transformers and accelerate import it wherever they find it
+DEEPSPEED_ON_CPU = """
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from train.eagle3 import Eagle3Objective
+from train.loop import main
+PartialState._prepare_backend = lambda self, *args, **more: ("gloo", DistributedType.MULTI_GPU)  # which has none for DeepSpeed on a CPU
+main("eagle3", Eagle3Objective)
+"""
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(not DEEPSPEED.is_dir(), reason=".ci/setup.sh installs DeepSpeed there")
+@pytest.mark.parametrize(("stage", "lengths"), [(1, (1,)), (2, (1, 2))])
+def test_deepspeed_takes_the_same_steps(store, tmp_path, stage, lengths):
+    """DeepSpeed's engine on two CPU processes: steps, clipping and resume as in one process; its export is accepted and the same (B38)."""
+    (tmp_path / "cpu.py").write_text(DEEPSPEED_ON_CPU)
+    env = os.environ | {
+        "DS_ACCELERATOR": "cpu",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{DEEPSPEED}:{ROOT}",
+    }
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", f"recipes/accelerate/deepspeed_zero{stage}.yaml"]
+    launch += ["--num_processes", "2", "--main_process_port", "29612", str(tmp_path / "cpu.py"), DEBUG]
+    for steps in lengths:
+        changes = ("train.warmup=0", "train.lr=1e-4", "train.micro_batch_tokens=512", "train.clip_norm=0.3", f"train.max_steps={steps}")
+        fit(recipe_for(store, tmp_path / "one", *changes), Eagle3Objective)
+        here = [f"features.dir={store}", f"train.dir={tmp_path}/zero/run", f"export.dir={tmp_path}/zero/export"]
+        result = subprocess.run([*launch, *here, *changes], env=env, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert result.returncode == 0, result.stderr[-3000:]
+        one, zero = (load_file(tmp_path / run / "export/model.safetensors") for run in ("one", "zero"))
+        assert_same(one, zero, 2e-6)
+    assert "over 2 process(es)" in result.stdout and ("resuming from" in result.stdout) == (len(lengths) > 1)
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "zero"), rel=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_resumed_run_is_the_uninterrupted_run(store, tmp_path, optimizer):
     """A run stopped after any step and resumed gives the same losses and the same weights."""
@@ -215,19 +259,22 @@ def test_learning_rate_closed_form(schedule, expected):
 def test_deepspeed_clips_by_the_recipe(stage):
     """DeepSpeed's engine clips by itself, at what its configuration says once accelerate's `prepare` has filled it in."""
     plugin = DeepSpeedPlugin(hf_ds_config=str(ROOT / f"recipes/deepspeed/zero{stage}.json"))  # reads and checks it without DeepSpeed
-    loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
+    plugin.set_mixed_precision("bf16")  # as accelerate does, which would turn the whole module into bfloat16
+    loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), Train(max_steps=1, clip_norm=0.3, precision="bf16"))  # type: ignore[arg-type]
     plugin.deepspeed_config_process(
         must_match=False,
         **{"gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False},  # as `prepare` calls it
     )
-    assert plugin.deepspeed_config["gradient_clipping"] == 0.3
+    config = plugin.deepspeed_config
+    assert config["gradient_clipping"] == 0.3 and config["torch_autocast"]["enabled"]
+    assert not config["bf16"]["enabled"] and not config["fp16"]["enabled"]
 
 
 def test_zero_3_is_refused():
     """B37: its weights are empty outside their modules, where the losses read them."""
     plugin = DeepSpeedPlugin(hf_ds_config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
     with pytest.raises(HeadstartError, match="zero_stage=3.*deepspeed_zero2.yaml"):
-        loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3)  # type: ignore[arg-type]
+        loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), Train(max_steps=1))  # type: ignore[arg-type]
 
 
 def test_an_lm_head_with_a_bias_is_refused(small_target):
@@ -240,7 +287,7 @@ def test_an_lm_head_with_a_bias_is_refused(small_target):
 def test_deepspeed_is_told_before_prepare(store, tmp_path, monkeypatch):
     """`prepare` builds the engine: what it is told later, it does not read. Without DeepSpeed there is nobody to tell."""
     calls = []
-    monkeypatch.setattr(loop, "set_up_deepspeed", lambda accelerator, clip_norm: calls.append(clip_norm))
+    monkeypatch.setattr(loop, "set_up_deepspeed", lambda accelerator, cfg: calls.append(cfg.clip_norm))
 
     def prepare(*args):
         calls.append("prepare")
