@@ -28,6 +28,7 @@ from data_prep.manifest import mend_command
 from data_prep.status import clear, describe, find_work
 from data_prep.stop import Stopped, stop_signals
 from recipes.errors import FeatureError, HeadstartError
+from recipes.folders import writable_folder
 from recipes.schema import load_recipe
 
 
@@ -68,14 +69,10 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other data_prep processes out of `folder`; the lock goes with the process, however it ends.
 
     Raises:
-        FeatureError: another process builds there, or the folder cannot be written to.
+        FeatureError: another process builds there.
+        RecipeError: the folder cannot be written to.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115  (closed below)
-    except OSError as e:
-        raise FeatureError(f"features.dir: cannot write to {folder}: {e.strerror}. Give a folder that you may write to.") from None
-    with lock:
+    with open(writable_folder(folder, "features.dir") / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -112,7 +112,7 @@ def vllm_environment(cpu: bool) -> dict[str, str]:
 
 def cpu_options(target: Target, concurrency: int, max_model_len: int) -> dict[str, Any]:
     """What vLLM on a CPU has to be told: no compilation, and a key-value cache that holds all running requests."""
-    from heads.target import kv_cache_bytes
+    from heads.target import kv_cache_bytes, text_config
 
     tokens = concurrency * (max_model_len + 128)  # the cache is handed out in blocks of up to 128 tokens
     return {
@@ -174,14 +174,6 @@ def end_of_turn_ids(target: Target, tokenizer) -> list[int]:
 
 def context_length(target: Target) -> int:
     """Tokens that the target can hold, prompt and answer together."""
+    from heads.target import text_config
+
     return text_config(target).max_position_embeddings
-
-
-def text_config(target: Target):
-    """The target's config; the language model's own where the target has other parts too."""
-    from transformers import AutoConfig
-
-    from heads.embedded import resolve_target
-
-    path = resolve_target(target.path, target.revision)
-    return AutoConfig.from_pretrained(path, trust_remote_code=target.trust_remote_code).get_text_config()

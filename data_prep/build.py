@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
 from data_prep.extract import extract_shards, extraction_dtype, load_extraction_model, plan_shards, probe_row
 from data_prep.manifest import (
@@ -30,7 +29,7 @@ from data_prep.status import wanted_layers
 from data_prep.stop import Stop
 from data_prep.store import CODECS, Rows, write_tensors
 from heads.precision import in_bf16
-from heads.target import resolve_target
+from heads.target import text_config
 from recipes.errors import DataError, FeatureError
 from recipes.schema import Recipe
 
@@ -57,15 +56,14 @@ def make_tokens(recipe: Recipe, manifest: Manifest | None, folder: Path) -> Mani
         return manifest
     sources = [str(regenerate_recipe(recipe))] if recipe.data.regenerate is not None else recipe.data.prompts
     tokenizer = chat_tokenizer(recipe.target, recipe.data.chat_template, recipe.data.template_kwargs)
-    path = resolve_target(recipe.target.path, recipe.target.revision)
-    config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.target.trust_remote_code).get_text_config()
+    config = text_config(recipe.target)
     wanted_layers(recipe, config.num_hidden_layers)  # a wrong list fails before the work, not after it
     rows, summary = make_rows(sources, recipe.data, tokenizer)
     print(summary.text())
     if (top := int(rows.input_ids.max())) >= config.vocab_size:
         raise DataError(
-            f"{path}: the tokenizer gives id {top}, but config.json says vocab_size={config.vocab_size}: they do not belong together. "
-            f"Give target.path a folder whose tokenizer is the model's own."
+            f"{recipe.target.path}: the tokenizer gives id {top}, but config.json says vocab_size={config.vocab_size}: they do not belong "
+            "together. Give target.path a folder whose tokenizer is the model's own."
         )
     if manifest is None:
         manifest = Manifest(

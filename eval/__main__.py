@@ -29,6 +29,7 @@ from typing import Any
 from data_prep.progress import Progress
 from data_prep.stop import stop_signals
 from recipes.errors import HeadstartError
+from recipes.folders import writable_folder
 from recipes.schema import Recipe, load_recipe
 
 
@@ -71,7 +72,7 @@ def run_in_vllm(recipe: Recipe, recipe_path: str) -> dict[str, Any]:
     from eval.vllm_engine import finished_cells, run_cells
     from heads.target import read_target
 
-    cfg, cells_file = recipe.eval, recipe.report_dir / "cells.jsonl"
+    cfg, cells_file = recipe.eval, writable_folder(recipe.report_dir, "eval.dir") / "cells.jsonl"
     target = read_target(recipe.target)
     meta = check_export(recipe, target, recipe_path) if "head" in cfg.methods else None
     prompts = read_prompts(recipe)

@@ -36,6 +36,7 @@ from eval.vllm_engine import Cell, threads
 from heads.exported import load_exported_head
 from heads.target import TargetParts, load_target_model, load_tokenizer, read_target
 from recipes.errors import RecipeError
+from recipes.folders import writable_folder
 from recipes.schema import Recipe
 
 WARM_UP_TOKENS = 8
@@ -90,8 +91,7 @@ def measure_cells(recipe: Recipe, recipe_path: str) -> Measured:
     head = load_exported_head(recipe.export_dir, target)[0].to(device=model.device, dtype=model.dtype) if meta else None
     methods = methods_of(recipe, model, head)
     cells = [Cell(*c) for c in product(prompts, recipe.eval.temperature, recipe.eval.concurrency)]
-    file = recipe.report_dir / "reference.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = writable_folder(recipe.report_dir, "eval.dir") / "reference.jsonl"
     done = {key: record for key, record in read_records(file).items() if "error" not in record}
     todo = {
         key_of(recipe, target.fingerprint, method, cell, prompts[cell.prompts]): (method, cell) for method, cell in product(methods, cells)

@@ -111,6 +111,24 @@ class TargetParts:
         return self.lm_head_bias is None and all(getattr(self.config, n, None) in (None, 1.0) for n in names)
 
 
+@contextmanager
+def explained(cfg: Target, what: str) -> Iterator[None]:
+    """Inside, what transformers raises on loading `what` of a target becomes a TargetError with the recipe key in it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as e:
+        reason = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
+        remedy = "set target.trust_remote_code: true after reading its files" if "trust_remote_code" in str(e) else "look at its files"
+        raise TargetError(f"target.path={cfg.path}: transformers cannot load its {what}: {reason} ({remedy})") from e
+
+
+def text_config(cfg: Target) -> PretrainedConfig:
+    """The target's config; the language model's own where the target has other parts too."""
+    path = resolve_target(cfg.path, cfg.revision)
+    with explained(cfg, "config.json"):
+        return AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code).get_text_config()
+
+
 def read_target(cfg: Target) -> TargetParts:
     """Read the borrowed parts of a target (float32 on the CPU) from its safetensors files.
 
@@ -118,8 +136,8 @@ def read_target(cfg: Target) -> TargetParts:
         TargetError: no safetensors files, or a needed tensor is missing; names the file and the nearest keys (B22).
     """
     path = resolve_target(cfg.path, cfg.revision)
-    config = AutoConfig.from_pretrained(path, trust_remote_code=cfg.trust_remote_code).get_text_config()
-    with torch.device("meta"):  # a skeleton: names and module classes, no memory
+    config = text_config(cfg)
+    with explained(cfg, "model class"), torch.device("meta"):  # a skeleton: names and module classes, no memory
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=cfg.trust_remote_code)
     names = {id(module): name for name, module in skeleton.named_modules()}
     embed_name = names[id(skeleton.get_input_embeddings())] + ".weight"
@@ -159,7 +177,9 @@ def kv_cache_bytes(config: PretrainedConfig, dtype: str) -> int:
 
 def load_tokenizer(cfg: Target) -> PreTrainedTokenizerBase:
     """The target's tokenizer, with its chat template."""
-    return AutoTokenizer.from_pretrained(resolve_target(cfg.path, cfg.revision), trust_remote_code=cfg.trust_remote_code)
+    path = resolve_target(cfg.path, cfg.revision)
+    with explained(cfg, "tokenizer"):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=cfg.trust_remote_code)
 
 
 def check_probe(target: TargetParts, last_hidden: Tensor, argmax: Tensor, where: str, floor: float = EXACT_PROBE) -> float:

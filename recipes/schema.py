@@ -21,7 +21,6 @@ from recipes.errors import RecipeError
 from recipes.head_blocks import HeadBlock
 from recipes.methods import METHODS
 
-
 T = TypeVar("T")
 Several = Annotated[list[T], Field(min_length=1)]  # one at least
 

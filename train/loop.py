@@ -25,6 +25,7 @@ from heads.exported import resolve_draft
 from heads.precision import in_bf16, usable_cores
 from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, read_target
 from recipes.errors import HeadstartError
+from recipes.folders import writable_folder
 from recipes.schema import Recipe, Train, load_recipe
 from train import checkpoint
 from train.export import export_head, load_export_into
@@ -220,7 +221,8 @@ def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
     sampler = StepSampler(source.lengths[train_rows], train_rows, cfg.tokens_per_step, cfg.seed)
     total_steps = cfg.max_steps or (cfg.epochs * sampler.steps_per_epoch() if cfg.epochs else None)
     if accelerator.is_main_process:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        writable_folder(run_dir, "train.dir")
+        writable_folder(recipe.export_dir.parent, "export.dir")
         (run_dir / "recipe.yaml").write_text(recipe.dump())
     accelerator.wait_for_everyone()
     if cfg.trackers:

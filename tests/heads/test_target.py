@@ -1,6 +1,7 @@
 """What a head borrows equals what the target itself computes, for every family and file layout."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from heads.target import ROUNDED_PROBE, check_probe, read_target
+from heads.target import ROUNDED_PROBE, check_probe, load_tokenizer, read_target
 from recipes.errors import TargetError
 from recipes.schema import Target
 
@@ -162,3 +163,15 @@ def test_width_against_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5}))
     with pytest.raises(TargetError, match=r"\(64, 32\) but config\.json says hidden_size=40"):
         read_target(Target(path=str(tmp_path), dtype="float32"))
+
+
+def test_a_folder_without_a_tokenizer_is_one_line(tiny_target, tmp_path):
+    """What transformers raises names the recipe key."""
+    for file in tiny_target.iterdir():
+        if "token" not in file.name:
+            shutil.copy(file, tmp_path)
+    with pytest.raises(TargetError, match=f"target.path={tmp_path}: transformers cannot load its tokenizer: .*look at its files"):
+        load_tokenizer(Target(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"model_type": "nobody knows"}')
+    with pytest.raises(TargetError, match=f"target.path={tmp_path}: transformers cannot load its config.json: .*nobody knows"):
+        read_target(Target(path=str(tmp_path)))
