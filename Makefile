@@ -7,12 +7,14 @@ RECIPE ?= recipes/smollm2-135m/quickstart.yaml
 export PYTHON
 BIN = .venv/bin
 
-# Every method gets the same answers and the same budget. PARD starts from the draft model's row, so that one goes first.
+# Every method gets the same answers and the same budget. PARD starts from the draft model's row and Medusa-2 from Medusa's, so those go first.
+# MORE holds further overrides.
 ROW = recipes/smollm2-135m/$(METHOD).yaml train.dir=runs/row-$(METHOD) export.dir=exports/row-$(METHOD) eval.dir=reports/row-$(METHOD) \
   train.threads=1 train.max_minutes=8 train.eval_every=200 train.save_every=100000 \
   eval.methods=[baseline,head] eval.max_prompts=16 eval.max_tokens=96 eval.concurrency=[16] \
   $(if $(filter pard pard2,$(METHOD)),head.init_from=exports/row-draft_model) \
-  $(if $(filter eagle3,$(METHOD)),data.prompts=[embedded:answers-smollm2-135m] data.holdout=0.03 features.dir=features/smollm2-135m)
+  $(if $(filter medusa2,$(METHOD)),head.init_from=exports/row-medusa) \
+  $(if $(filter eagle3,$(METHOD)),data.prompts=[embedded:answers-smollm2-135m] data.holdout=0.03 features.dir=features/smollm2-135m) $(MORE)
 
 .PHONY: setup quickstart row test lint format
 

@@ -21,6 +21,7 @@ from heads.layers import whole_rows
 from heads.target import TargetParts
 
 CHUNK_LOGITS = 1 << 21  # logits held at once (rows of a chunk x D): 8 MB in float32, about a core's second-level cache
+GPU_CHUNK_LOGITS = 1 << 26  # on a GPU: 256 MiB in float32, hundreds of rows even of the largest vocabulary
 CHUNK_ROWS = 128  # rows of a chunk at least: below it, reading a whole vocabulary's LM head costs more than the products
 GROUP_CHUNKS = (
     8  # chunks whose logit gradients go into one product with the states: each such product rewrites all of the LM head's gradient
@@ -102,7 +103,7 @@ class _HeadLoss(torch.autograd.Function):
         correct = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         teacher = replace(teacher, rows=teacher.rows.to(compute))
         order = torch.argsort(teacher_row, stable=True)
-        chunk = max(CHUNK_ROWS, CHUNK_LOGITS // len(w))
+        chunk = max(CHUNK_ROWS, (CHUNK_LOGITS if x.device.type == "cpu" else GPU_CHUNK_LOGITS) // len(w))
         for group in order.split(GROUP_CHUNKS * chunk):
             rows = whole_rows(x[group])
             grads = x.new_zeros(len(rows), len(w)) if need_x or need_w else None
