@@ -26,6 +26,7 @@ from eval.drafters import Eagle2Drafter, HeadDrafter, ModelDrafter, NgramDrafter
 from eval.prepare import read_prompts
 from eval.reference import eos_ids, load_target
 from heads.exported import load_exported_head, with_own_target
+from heads.precision import cast
 from heads.target import read_target
 from recipes.errors import HeadstartError, RecipeError
 from recipes.schema import Recipe, load_recipe
@@ -97,7 +98,7 @@ def contenders(recipe: Recipe, model: PreTrainedModel, settings: Settings, k: in
         f"reference, n-gram, k={k}": ours(model, NgramDrafter(k, 1, cfg.ngram_max), settings),
     }
     if recipe.export_dir.is_dir():
-        head = load_exported_head(recipe.export_dir, read_target(recipe.target))[0].to(device=model.device, dtype=model.dtype)
+        head = cast(load_exported_head(recipe.export_dir, read_target(recipe.target))[0], model.device, model.dtype)
         result[f"reference, {recipe.method}, k={k}"] = ours(model, HeadDrafter(head, model, k), settings)
         if grows_trees(head):
             tree = Eagle2Drafter(head, model, nodes=cfg.tree_nodes, depth=cfg.tree_depth, top_k=cfg.tree_top_k)

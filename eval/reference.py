@@ -34,6 +34,7 @@ from eval.trees import check_fits, medusa_paths, rank_accuracies, rank_hits, sha
 from eval.verify import RULES, TorchDice
 from eval.vllm_engine import Cell, threads
 from heads.exported import load_exported_head
+from heads.precision import cast
 from heads.target import TargetParts, load_target_model, load_tokenizer, read_target
 from recipes.errors import RecipeError
 from recipes.folders import writable_folder
@@ -88,7 +89,7 @@ def measure_cells(recipe: Recipe, recipe_path: str) -> Measured:
     prompts = read_prompts(recipe)
     max_length = model_length(recipe, prompts, target.config.max_position_embeddings)
     model = load_target(recipe)
-    head = load_exported_head(recipe.export_dir, target)[0].to(device=model.device, dtype=model.dtype) if meta else None
+    head = cast(load_exported_head(recipe.export_dir, target)[0], model.device, model.dtype) if meta else None
     methods = methods_of(recipe, model, head)
     cells = [Cell(*c) for c in product(prompts, recipe.eval.temperature, recipe.eval.concurrency)]
     file = writable_folder(recipe.report_dir, "eval.dir") / "reference.jsonl"

