@@ -13,10 +13,14 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from recipes.errors import HeadstartError, RecipeError
 from recipes.schema import Recipe
 from train.folders import swap_in
+
+VOCAB_FILE = "draft_vocab.safetensors"  # in the run's folder: `ids` int64 [D], what row r of the draft LM head stands for
 
 # What a resumed run may change: how long it runs and what it reports, never what it computes.
 FREE = {
@@ -90,6 +94,29 @@ def check_same_recipe(run_dir: Path, recipe: Recipe) -> None:
                 f"{run_dir} was trained with {block}{key}={old!r}, the recipe now says {new!r}. "
                 f"Give this run a folder of its own (train.dir=runs/NAME), or delete {run_dir} to start over."
             )
+
+
+def save_vocab(run_dir: Path, ids: Tensor) -> None:
+    """Keep the target ids [D] of the draft vocabulary with the run: the store's counts, which chose them, may change."""
+    save_file({"ids": ids.contiguous()}, run_dir / VOCAB_FILE)
+
+
+def saved_vocab(run_dir: Path) -> Tensor | None:
+    """The target ids [D] that this run's draft vocabulary was made of; None for a run that kept none."""
+    return load_file(file)["ids"] if (file := run_dir / VOCAB_FILE).is_file() else None
+
+
+def check_same_vocab(run_dir: Path, ids: Tensor) -> None:
+    """Raises RecipeError where the rows now choose another draft vocabulary than the one whose checkpoints are in `run_dir`."""
+    saved = saved_vocab(run_dir)
+    if saved is None or latest(run_dir) is None:  # nothing trained is there yet that other ids would spoil
+        return
+    if other := len(set(ids.tolist()) - set(saved.tolist())):
+        raise RecipeError(
+            f"{run_dir} was trained with a draft vocabulary of {len(saved)} tokens, of which the rows, as they are now, replace {other}: "
+            "rows of its LM head would mean other tokens. Bring back the features it was trained on (features.dir), or give this run a "
+            f"folder of its own (train.dir=runs/NAME). `python -m train.export {run_dir}` still exports what was trained."
+        )
 
 
 def _difference(old: Any, new: Any, free: set[str]) -> tuple[str, Any, Any] | None:

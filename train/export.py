@@ -197,7 +197,7 @@ def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:
         )
     target = read_target(recipe.target)
     source = open_source(recipe)
-    head: Any = make_head(recipe, target, source)
+    head: Any = make_head(recipe, target, source, checkpoint.saved_vocab(run_dir))
     if not (folder / "model.safetensors").is_file():
         raise ExportError(
             f"{folder} holds no model.safetensors: it is not whole, or DeepSpeed wrote it in pieces of its own. Training exports at its "

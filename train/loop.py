@@ -212,6 +212,7 @@ def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
     exact = states.dtype == torch.float32 and recipe.features.precision == "fp32"
     check_probe(target, states, source.probe["argmax"], recipe.features.dir, EXACT_PROBE if exact else ROUNDED_PROBE)
     head = make_head(recipe, target, source)
+    checkpoint.check_same_vocab(run_dir, head.vocab.ids)
     if recipe.head.init_from:
         load_export_into(head, resolve_draft(recipe.head.init_from))
     objective = make_objective(head, target, recipe.objective)
@@ -224,6 +225,7 @@ def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
         writable_folder(run_dir, "train.dir")
         writable_folder(recipe.export_dir.parent, "export.dir")
         (run_dir / "recipe.yaml").write_text(recipe.dump())
+        checkpoint.save_vocab(run_dir, head.vocab.ids)
     accelerator.wait_for_everyone()
     if cfg.trackers:
         accelerator.init_trackers("headstart", config={"recipe": recipe.dump()})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from data_prep.store import FeatureStore
 from heads import head_class
 from heads.protocol import Head
 from heads.target import TargetParts, load_tokenizer
-from heads.vocab import build_draft_vocab
+from heads.vocab import DraftVocab, build_draft_vocab
 from recipes.errors import DataError, FeatureError, TargetError
 from recipes.schema import Recipe
 
@@ -47,8 +49,11 @@ def check_mask_token(recipe: Recipe, store: FeatureStore) -> None:
         )
 
 
-def make_head(recipe: Recipe, target: TargetParts, source: Any) -> Head:
-    """The recipe's head, fresh, with the draft vocabulary of the rows' supervised tokens."""
-    size = getattr(recipe.head, "draft_vocab_size", None)
-    vocab = build_draft_vocab(source.token_counts, size, load_tokenizer(recipe.target).all_special_ids)
+def make_head(recipe: Recipe, target: TargetParts, source: Any, ids: Tensor | None = None) -> Head:
+    """The recipe's head, fresh, with the draft vocabulary `ids` [D] of a run, or that of the rows' supervised tokens."""
+    if ids is not None:
+        vocab = DraftVocab(ids, target.vocab_size)
+    else:
+        size = getattr(recipe.head, "draft_vocab_size", None)
+        vocab = build_draft_vocab(source.token_counts, size, load_tokenizer(recipe.target).all_special_ids)
     return head_class(recipe.method)(recipe.head, target, vocab)

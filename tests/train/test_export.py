@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_prep.__main__ import main as data_prep
+from data_prep.store import FeatureStore
 from heads.exported import load_exported_head
 from heads.target import read_target
-from recipes.errors import ExportError
+from recipes.errors import ExportError, RecipeError
 from recipes.schema import load_recipe
 from train import export
 from train.eagle3 import Eagle3Objective
@@ -56,6 +57,28 @@ def test_a_checkpoint_of_an_online_run(trained, tmp_path):
     export.main([str(recipe.run_dir), "--output", str(tmp_path / "again")])
     last, again = (load_file(folder / "model.safetensors") for folder in (recipe.export_dir, tmp_path / "again"))
     assert all(torch.equal(again[name], last[name]) for name in last)
+
+
+def test_rows_of_the_lm_head_keep_their_meaning(trained, tmp_path, monkeypatch):
+    """B13: other counts in the store choose other draft ids: a resume stops, an export has those that were trained."""
+    recipe, _ = trained
+
+    def of(steps):
+        train = recipe.train.model_copy(update={"dir": str(tmp_path / "run"), "max_steps": steps, "trackers": []})
+        own = recipe.export.model_copy(update={"dir": str(tmp_path / "export")})
+        return recipe.model_copy(update={"train": train, "export": own})
+
+    fit(of(1), Eagle3Objective)
+    trained_ids = load_file(tmp_path / "run/draft_vocab.safetensors")["ids"]
+    counts = (~torch.isin(torch.arange(260), trained_ids)).long()
+    monkeypatch.setattr(FeatureStore, "token_counts", property(lambda _: counts))
+    with pytest.raises(RecipeError, match=r"vocabulary of 128 tokens, .* replace 128: .*folder of its own \(train\.dir=runs/NAME\)"):
+        fit(of(2), Eagle3Objective)
+    export.main([str(tmp_path / "run"), "--output", str(tmp_path / "again")])
+    before, again = (load_file(tmp_path / name / "model.safetensors") for name in ("export", "again"))
+    assert all(torch.equal(again[name], before[name]) for name in before) and "d2t" in before
+    (tmp_path / "run/draft_vocab.safetensors").unlink()  # a run of an earlier version
+    fit(of(2), Eagle3Objective)
 
 
 def test_the_folder_says_what_it_is(trained):
