@@ -127,12 +127,15 @@ def cpu_options(target: Target, concurrency: int, max_model_len: int) -> dict[st
 def hf_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_ids: list[int], context: int) -> Iterator[Answer]:
     """Answer with transformers, in batches of one temperature and of prompts of similar length, padded on the left."""
     import torch
+    from transformers import GenerationConfig
 
     from heads.target import load_target_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_target_model(target)
     model.to(device)  # type: ignore[arg-type]
+    # `generate` fills what it is not told from here; the target's own file may ask for a repetition penalty, which is not greedy any more.
+    model.generation_config = GenerationConfig()
     while todo:
         jobs = sorted(todo, key=lambda job: (job.temperature, len(job.prompt_ids)))
         batch = [job for job in jobs if job.temperature == jobs[0].temperature][: settings.concurrency]
@@ -143,17 +146,16 @@ def hf_answers(todo: deque[Job], target: Target, settings: Regenerate, stop_ids:
         ids = torch.tensor([[stop_ids[0]] * n + job.prompt_ids for n, job in zip(padding, batch, strict=True)], device=device)
         mask = torch.tensor([[0] * n + [1] * len(job.prompt_ids) for n, job in zip(padding, batch, strict=True)], device=device)
         temperature = batch[0].temperature
-        how = {"do_sample": True, "temperature": temperature, "top_p": settings.top_p, "top_k": 0} if temperature else {"do_sample": False}
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": settings.top_p, "top_k": 0}
+        how = GenerationConfig(
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=stop_ids,
+            pad_token_id=stop_ids[0],
+            **(sampling if temperature else {"do_sample": False}),
+        )
         torch.manual_seed(batch[0].seed)
         with torch.inference_mode():
-            out = model.generate(  # type: ignore[operator]
-                ids,
-                attention_mask=mask,
-                max_new_tokens=settings.max_new_tokens,
-                eos_token_id=stop_ids,
-                pad_token_id=stop_ids[0],
-                **how,
-            )
+            out = model.generate(ids, attention_mask=mask, generation_config=how)  # type: ignore[operator]
         for job, row in zip(batch, out[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in stop_ids), None)
             yield job, row if end is None else row[: end + 1], "length" if end is None else "stop"

@@ -85,6 +85,27 @@ def test_answers_are_the_targets_own_greedy_decoding(target, prompts, tmp_path):
         assert row["finish_reason"] == ("stop" if ended else "length") and (ended or len(row["answer_ids"]) == 8)
 
 
+def test_what_the_targets_generation_config_asks_for_is_left_out(tiny_target, target, prompts, tmp_path):
+    """Qwen2.5's asks for a repetition penalty: what is decoded with it is not greedy, and vLLM's answers are without it."""
+    shutil.copytree(tiny_target, tmp_path / "target")
+    asked = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_length": 300, "do_sample": True, "temperature": 0.7, "top_k": 3}
+    (tmp_path / "target" / "generation_config.json").write_text(json.dumps({"eos_token_id": 258, **asked}))
+    penal = Target(path=str(tmp_path / "target"), dtype="float32")
+    model = load_target_model(penal)
+    assert model.generation_config.repetition_penalty == 1.3
+    for temperature in (0.0, 1.0):
+        settings = options(temperature=temperature, max_new_tokens=24)
+        plain = read(regenerate([prompts], target, settings, tmp_path / f"plain{temperature}.jsonl"))
+        rows = read(regenerate([prompts], penal, settings, tmp_path / f"penal{temperature}.jsonl"))
+        assert [row["answer_ids"] for row in rows] == [row["answer_ids"] for row in plain]
+        if temperature:
+            continue
+        for row in rows:
+            prompt = render_prompt(row["messages"][:1], load_tokenizer(penal))
+            logits = model(torch.tensor([prompt + row["answer_ids"]])).logits[0, len(prompt) - 1 : -1]
+            assert row["answer_ids"] == logits.argmax(-1).tolist()
+
+
 def test_rows_train_on_the_generated_ids(target, prompts, tmp_path):
     output = regenerate([prompts], target, options(temperature=1.0), tmp_path / "answers.jsonl")
     tokenizer = load_tokenizer(target)
