@@ -120,7 +120,8 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
         if k in estimate and rounds:
             yield where, 1 + sum(rounds) / len(rounds), estimate[k]
         else:
-            print(f"{where}: not compared: the objective counts chains of up to {max(estimate)} drafts", flush=True)
+            reason = f"the objective counts chains of up to {max(estimate)} drafts" if estimate and rounds else "no answer holds a whole round"
+            print(f"{where}: not compared: {reason}", flush=True)
 
 
 def main(argv: Iterable[str] | None = None) -> int:

@@ -37,6 +37,7 @@ def objective_class(method: str) -> type[nn.Module]:
 def simulate_chain(hits: Tensor, loss_mask: Tensor, document: Tensor, k: int) -> list[list[int]]:
     """Accepted drafts of every round that a greedy chain of k tokens would make on the answers' own tokens.
 
+    A span of supervised tokens follows one that is given: the prompt's last, or a document's first where all of it is supervised.
     A draft is accepted when it is the answer's token. With greedy answers that is greedy verification; with sampled
     ones it is lossless sampling with one-hot drafts (METHODS §10.3: draw y from p, accept the draft equal to y), at the
     temperature of the answers. Depths are teacher-forced, which is exact here: a depth counts only when all drafts
@@ -56,7 +57,8 @@ def simulate_chain(hits: Tensor, loss_mask: Tensor, document: Tensor, k: int) ->
     mask, doc = loss_mask.tolist(), document.tolist()
     spans, t, n = [], 0, len(mask)
     while t + 1 < n:
-        if not (mask[t + 1] and doc[t + 1] == doc[t] and not mask[t]):
+        given = not mask[t] or t == 0 or doc[t - 1] != doc[t]
+        if not (given and mask[t + 1] and doc[t + 1] == doc[t]):
             t += 1
             continue
         end = t + 1  # the span's last supervised index

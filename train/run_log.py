@@ -86,7 +86,7 @@ class RunLog:
         """Say and write a validation; `rows` says which rows it was counted on."""
         self.write({"step": progress.step, "tokens": progress.tokens, "supervised": progress.supervised, "validation": result})
         self.accelerator.log({f"val/al_k{k}": al for k, al in result["al"].items()} | {"val/loss": result["loss"]}, step=progress.step)
-        shown = " ".join(f"k={k} {al:.3f}" for k, al in result["al"].items())
+        shown = " ".join(f"k={k} {al:.3f}" for k, al in result["al"].items()) or "unknown: no answer holds a whole round"
         accuracy = " ".join(f"{a:.3f}" for a in result["accuracy"])
         self.say(f"  {rows} at step {progress.step}: loss {result['loss']:.3f} | accuracy by depth {accuracy} | AL~ {shown}")
 

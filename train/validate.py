@@ -63,7 +63,7 @@ def validate(
         kind: chain_figures(lengths, accelerator.reduce(counts, "sum"))  # type: ignore[arg-type]
         for kind, counts in sorted(counted.items(), reverse=True)
     }
-    first, *others = chains.values()
+    first, *others = [figures for figures in chains.values() if figures["al"]] or [chain_figures([], torch.zeros(0, 1))]
     return {
         "loss": loss[0] / max(count[0], 1),
         "accuracy": [c / max(n, 1) for c, n in zip(correct, count, strict=True)],
@@ -97,9 +97,11 @@ def count_rounds(hits: dict[int, Tensor], batch: Batch) -> Tensor:
 
 
 def chain_figures(lengths: list[int], counts: Tensor) -> dict[str, dict[int, Any]]:
-    """`count_rounds` as AL~, rounds, and unconditional acceptance per position, for every k (AL~ = 1 + sum of the rates)."""
+    """`count_rounds` as AL~, rounds, and unconditional acceptance per position, for every k with a round (AL~ = 1 + sum of the rates)."""
     figures: dict[str, dict[int, Any]] = {"al": {}, "rounds": {}, "per_position": {}}
     for k, (rounds, *accepted) in zip(lengths, counts.tolist(), strict=True):
-        rates = [a / rounds for a in accepted[:k]] if rounds else []
+        if not rounds:  # answers shorter than a round: nothing was estimated
+            continue
+        rates = [a / rounds for a in accepted[:k]]
         figures["al"][k], figures["rounds"][k], figures["per_position"][k] = 1 + sum(rates), int(rounds), rates
     return figures

@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from data_prep.store import RowFeatures
-from train.objective import Output
+from train.objective import Output, simulate_chain
 from train.packing import collate
 from train.step import take_step
 from train.validate import validate
@@ -76,6 +76,27 @@ def test_sampled_rows_alone_are_the_estimate():
     result = validate(Known(), source, [0, 1, 2], [], 100, Accelerator(cpu=True))
     rounds = [accepted for row in source.rows for accepted in rounds_by_hand(row, 2)]
     assert result["al"][2] == pytest.approx(1 + sum(rounds) / len(rounds)) and "al_sampled" not in result
+
+
+def test_a_document_that_is_supervised_whole_has_rounds():
+    """data.supervise: all: the first token is given, the rest is drafted."""
+    hits = torch.ones(2, 7, dtype=torch.bool)
+    assert simulate_chain(hits, torch.ones(7, dtype=torch.bool), torch.zeros(7), 2) == [[2, 2]]
+    two = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    assert simulate_chain(hits, torch.ones(7, dtype=torch.bool), two, 2) == [[2]]  # the second one ends before a whole round
+
+
+def test_what_was_not_estimated_is_not_reported():
+    """Answers shorter than a round say nothing of k, not AL~ = 1; short greedy rows hide no sampled ones."""
+    source = source_of([True, False, False])
+    source.rows[0].loss_mask[:] = torch.arange(12) >= 10  # two supervised tokens
+    result = validate(Known(), source, [0, 1, 2], [], 100, Accelerator(cpu=True))
+    sampled = validate(Known(), source, [1, 2], [], 100, Accelerator(cpu=True))
+    assert set(result["al"]) == {1} and result["al_sampled"] == sampled["al"] and set(sampled["al"]) == {1, 2, 3}
+    source.rows[0].loss_mask[:] = torch.arange(12) >= 11
+    assert validate(Known(), source, [0, 1, 2], [], 100, Accelerator(cpu=True))["al"] == sampled["al"]
+    alone = validate(Known(), source, [0], [], 100, Accelerator(cpu=True))
+    assert alone["al"] == alone["rounds"] == alone["per_position"] == {} and "al_sampled" not in alone
 
 
 @pytest.fixture
