@@ -28,6 +28,7 @@ class Job:
     temperature: float
     seed: int
     prompt_ids: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)  # ids of the finished ones, in the order of the turns
 
 
 Answer = tuple[Job, list[int], str]  # job, generated ids (the end-of-turn token included), "stop" or "length"

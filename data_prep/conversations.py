@@ -9,7 +9,8 @@ Accepted rows (one JSON object each):
     {"text": "<|im_start|>user\\n…"}                                        already rendered by a chat template,
                                                                            or any document with data.supervise: all
 
-Optional keys: `id`, `category`, `system`, and those that regeneration writes (`answer_ids`, `temperature`, `finish_reason`, `target`).
+Optional keys: `id`, `category`, `system`, and those that regeneration writes (`answer_ids`, `earlier_answer_ids`, `temperature`,
+`finish_reason`, `target`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Conversation:
     text: str | None = None  # already rendered; `messages` is then empty
     category: str = ""
     answer_ids: list[int] | None = None  # the tokens that the target itself produced for the last message
+    earlier_answer_ids: list[list[int]] = field(default_factory=list)  # of the answers before it; empty: not known to be the target's
     temperature: float | None = None  # at which the target wrote the answer; None: not known to be the target's
     finish_reason: str | None = None
     target: str | None = None
@@ -60,7 +62,7 @@ class Conversation:
 
     @property
     def greedy(self) -> bool:
-        """Whether the answer is known to be the target's own greedy decoding."""
+        """Whether the last answer, and those of `earlier_answer_ids`, are known to be the target's own greedy decoding."""
         return self.temperature == 0.0
 
 
@@ -251,6 +253,7 @@ def normalise(row: Any, where: str = "row", *, need_answer: bool = True) -> Conv
         "id": str(row.get("id") or row.get("question_id") or row.get("task_id") or where),
         "category": str(row.get("category") or ""),
         "answer_ids": _answer_ids(row.get("answer_ids")),
+        "earlier_answer_ids": _earlier_answer_ids(row.get("earlier_answer_ids")),
         "temperature": row.get("temperature"),
         "finish_reason": row.get("finish_reason"),
         "target": row.get("target"),
@@ -380,3 +383,9 @@ def _answer_ids(raw: Any) -> list[int] | None:
     if not isinstance(raw, list) or not raw or not all(isinstance(i, int) and i >= 0 for i in raw):
         raise Reject("bad_answer_ids")
     return raw
+
+
+def _earlier_answer_ids(raw: Any) -> list[list[int]]:
+    if not isinstance(raw or [], list):
+        raise Reject("bad_answer_ids")
+    return [_answer_ids(ids) or [] for ids in raw or []]

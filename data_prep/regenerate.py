@@ -9,7 +9,8 @@ killed run loses only what was in flight; run again, it goes on. At the end the 
 A row of the output:
 
     {"id", "category", "messages": [… , {"role": "assistant", "content"}], "tools"?, "temperature", "finish_reason": "stop" | "length",
-     "target", "answer_ids": [tokens of the last answer, the end-of-turn token included if the target produced it]}
+     "target", "answer_ids": [tokens of the last answer, the end-of-turn token included if the target produced it],
+     "earlier_answer_ids"?: [the same of each answer before it, where the target wrote these too (every_turn)]}
 """
 
 from __future__ import annotations
@@ -190,13 +191,14 @@ def answer_all(
         for job, ids, finish_reason in ENGINES[settings.engine](todo, target, settings, stop_ids, context):
             kept = ids[:-1] if ids and ids[-1] in stop_ids else ids
             job.messages = [*job.messages, {"role": "assistant", "content": answer_text(kept, tokenizer)}]
+            job.answers.append(ids)
             progress.add(tokens=len(ids))
             if job.pending and finish_reason == "stop":  # a question behind an unfinished answer would make no sense
                 if (reason := ask_next(job, settings, tokenizer, context)) is None:
                     todo.appendleft(job)
                     continue
                 tally.notes[f"ended before a later turn: {reason}"] += 1
-            append_line(working, row_of(job, ids, finish_reason, target))
+            append_line(working, row_of(job, finish_reason, target))
             progress.add(items=1)
             if max_minutes is not None and time.monotonic() - start > max_minutes * 60:
                 break
@@ -206,13 +208,15 @@ def answer_text(ids: list[int], tokenizer) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def row_of(job: Job, ids: list[int], finish_reason: str, target: Target) -> dict[str, Any]:
+def row_of(job: Job, finish_reason: str, target: Target) -> dict[str, Any]:
     """The JSON row of a finished job."""
     c = job.conversation
     row: dict[str, Any] = {"id": c.id, "category": c.category, "key": c.key, "messages": job.messages}
     if c.tools:
         row["tools"] = c.tools
-    return row | {"temperature": job.temperature, "finish_reason": finish_reason, "target": target.path, "answer_ids": ids}
+    *earlier, last = job.answers
+    row |= {"temperature": job.temperature, "finish_reason": finish_reason, "target": target.path, "answer_ids": last}
+    return row | ({"earlier_answer_ids": earlier} if earlier else {})
 
 
 # ---------------------------------------------------------------- the file

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Row:
     input_ids: list[int]
     loss_mask: list[int]  # 1: the token is supervised
     exact: bool = False  # the answer's ids are the target's own, not text that was tokenised again
+    own: bool = False  # so is everything that is supervised: no answer of somebody else among the earlier ones, no prompt
     rewritten: int = 0  # earlier answers that the template writes otherwise once they are history: not supervised
 
 
@@ -86,7 +88,7 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
         raise DataError(
             f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed (tokenizer.json in the target's folder)"
         )
-    exact, rewritten = False, 0
+    exact, own, rewritten = False, False, 0
     if conversation.text is not None and data.supervise == "all":  # any document: no answer is looked for, no template is needed
         ids, mask = _tokenise(conversation.text, [(0, len(conversation.text))], tokenizer)
     elif conversation.text is not None:
@@ -98,11 +100,14 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
         ids, mask, rewritten = _chat(messages, conversation.tools, answer_ids, tokenizer, data.supervise)
     if data.supervise == "all":
         mask = [1] * len(ids)
+    if exact:
+        last, supervised = conversation.answer_ids, list(compress(ids, mask))
+        own = supervised in (last, [*chain(*conversation.earlier_answer_ids), *last])  # earlier answers may all be context
     ids, mask = ids[: data.max_length], mask[: data.max_length]
     if not any(mask):
         raise Reject("no_loss_tokens")
     end = len(mask) - mask[::-1].index(1)  # what follows the last supervised token teaches nothing
-    return Row(ids[:end], mask[:end], exact, rewritten)
+    return Row(ids[:end], mask[:end], exact, own, rewritten)
 
 
 def render_prompt(messages: list[Message], tokenizer: PreTrainedTokenizerBase, tools: list[Message] | None = None) -> list[int]:

@@ -59,7 +59,7 @@ def make_rows(sources: list[str], data: Data, tokenizer: PreTrainedTokenizerBase
             loss_mask.extend(row.loss_mask)
             lengths.append(len(row.input_ids))
             keys.append(conversation.key)
-            greedy.append(conversation.greedy and row.exact)  # text that was tokenised again need not be the target's own argmax
+            greedy.append(conversation.greedy and row.own)  # text that was tokenised again need not be the target's own argmax
             progress.add(items=1, tokens=len(row.input_ids))
     for note, n in tally.notes.items():
         print(f"note           {n:,} rows: {note}")

@@ -277,6 +277,14 @@ def test_hold_out_is_stable_and_of_the_asked_share():
     assert not any(held_out(key, 0.0) for key in keys)
 
 
+@pytest.mark.parametrize("ids", ["12", 7, [[1], 2], [["a"]], [[]]], ids=str)
+def test_earlier_answer_ids_are_checked(ids):
+    assert normalise(GOOD | {"earlier_answer_ids": [[1, 2], [3]]}).earlier_answer_ids == [[1, 2], [3]]
+    assert normalise(GOOD | {"earlier_answer_ids": None}).earlier_answer_ids == normalise(GOOD).earlier_answer_ids == []
+    with pytest.raises(Reject, match="bad_answer_ids"):
+        normalise(GOOD | {"earlier_answer_ids": ids})
+
+
 def test_greedy_is_known_only_where_the_row_says_so():
     assert normalise(GOOD | {"temperature": 0.0}).greedy
     assert not normalise(GOOD | {"temperature": 0.8}).greedy

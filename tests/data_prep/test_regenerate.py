@@ -22,6 +22,7 @@ from data_prep.conversations import read_conversations
 from data_prep.options import add_engine_arguments, engine_options, settings_of, target_of
 from data_prep.regenerate import main, recover, regenerate, regenerate_recipe
 from data_prep.render import render, render_prompt
+from data_prep.rows import make_rows
 from heads.target import kv_cache_bytes, load_target_model, load_tokenizer
 from recipes.errors import DataError
 from recipes.schema import Data, Regenerate, Target, parse_recipe
@@ -280,6 +281,30 @@ def test_every_turn_is_answered_in_order(target, tmp_path, echo):
     rows = read(regenerate([prompts], target, options(every_turn=True), tmp_path / "answers.jsonl"))
     assert [m["content"] for m in rows[0]["messages"]] == ["s", "q1", "<q1>", "q2", "<q2>", "q3", "<q3>"]
     assert [m["content"] for m in rows[1]["messages"]] == ["x", "<x>"]
+
+
+@pytest.mark.parametrize(
+    ("every_turn", "supervise", "greedy"),
+    [
+        (True, "assistant", [1, 1]),
+        (True, "last_assistant", [1, 1]),
+        (True, "all", [0, 0]),  # the target wrote no question
+        (False, "assistant", [0, 1]),  # a1 and a2 are somebody else's
+        (False, "last_assistant", [1, 1]),
+    ],
+)
+def test_a_row_is_greedy_where_all_its_supervised_answers_are(target, tmp_path, echo, every_turn, supervise, greedy):
+    rows = [{"messages": [{"role": r, "content": c} for r, c in CHAT]}, {"prompt": "x"}]
+    output = regenerate([write(tmp_path / "p.jsonl", rows)], target, options(every_turn=every_turn), tmp_path / "answers.jsonl")
+    data, tokenizer = Data(prompts=["a.jsonl"], supervise=supervise), load_tokenizer(target)
+    assert make_rows([str(output)], data, tokenizer)[0].greedy.tolist() == greedy
+    first, second = read(output)
+    assert ("earlier_answer_ids" in first) == every_turn and "earlier_answer_ids" not in second
+    if (every_turn, supervise) == (True, "assistant"):
+        first["earlier_answer_ids"][1][0] += 1  # the text is tokenised to other tokens than the target wrote
+        assert make_rows([write(output, [first, second])], data, tokenizer)[0].greedy.tolist() == [0, 1]
+        first["earlier_answer_ids"] = None
+        assert make_rows([write(output, [first, second])], data, tokenizer)[0].greedy.tolist() == [0, 1]
 
 
 def test_a_later_turn_that_cannot_be_asked_ends_its_conversation(target, tmp_path, echo, answered, capsys):
