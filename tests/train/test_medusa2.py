@@ -1,12 +1,14 @@
 """Medusa-2: what learns when, the self-distillation loss, and that the exported target is the adapted one."""
 
+import copy
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_model
+from safetensors.torch import load_file, save_model
 from transformers import AutoModelForCausalLM
 
 from heads.exported import load_exported_head, read_meta, with_own_target
@@ -18,6 +20,7 @@ from recipes.head_blocks import MedusaHead as Block
 from recipes.objective_blocks import Medusa2Objective as Settings
 from recipes.schema import Target, load_recipe
 from tests.train.stored import states_of
+from train import medusa2
 from train.medusa2 import Medusa2Objective, heads_schedule, merged
 from train.optimizer import make_optimizer
 from train.packing import collate
@@ -215,6 +218,42 @@ def test_exported_target_is_the_adapted_one(tiny, batch, source, backbone, tmp_p
     assert torch.equal(head.lm_heads[0].weight, objective.head.lm_heads[0].weight)
     with pytest.raises(ExportError, match="with fingerprint"):
         load_exported_head(tmp_path / "heads", tiny.parts)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory, tiny, tiny_target):
+    """The tiny target in bfloat16, in its files and loaded."""
+    folder = tmp_path_factory.mktemp("half") / "target"
+    shutil.copytree(tiny_target, folder)
+    (folder / "model.safetensors").unlink()
+    copy.deepcopy(tiny.model).to(torch.bfloat16).save_pretrained(folder)
+    cfg = Target(path=str(folder), dtype="bfloat16")
+    return SimpleNamespace(parts=read_target(cfg), model=load_target_model(cfg))
+
+
+@pytest.mark.parametrize("backbone", ["lora", "full"])
+def test_rounding_is_no_fault_and_a_wrong_merge_is(half, batch, source, backbone, tmp_path, monkeypatch):
+    """B18: a bfloat16 target trained in float32 is written rounded, which is accepted; half an adapter, or none of it, is not."""
+    lora = {} if backbone == "lora" else {"lora_rank": 32, "lora_dropout": 0.05}
+    objective = make(half, backbone=backbone, **lora)
+    learn(objective, batch, 3, lr=0.003)
+    before = {name: p.detach().clone() for name, p in objective.model.named_parameters()}
+    objective.write_target(tmp_path / "good")
+    objective.check_target(tmp_path / "good", source)
+    for name, p in objective.model.named_parameters():
+        assert p.dtype == before[name].dtype and torch.equal(p, before[name]), name
+    files = load_file(tmp_path / "good/model.safetensors")
+    assert all(tensor.dtype == torch.bfloat16 for tensor in files.values())
+
+    def wrongly(model):
+        plain = dict(half.model.named_parameters())
+        return {name: (tensor.float() + plain[name].float()) / 2 for name, tensor in merged(model).items()}
+
+    monkeypatch.setattr(medusa2, "merged", wrongly)
+    objective.write_target(tmp_path / "wrong")
+    for folder in (tmp_path / "wrong", half.parts.path):
+        with pytest.raises(ExportError, match="the merged target has the adapted one's logits at"):
+            objective.check_target(folder, source)
 
 
 def test_adapted_targets_differ_in_fingerprint(tiny, batch, tmp_path):
