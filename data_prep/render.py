@@ -94,9 +94,10 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
     elif conversation.text is not None:
         ids, mask = _tokenise(conversation.text, _preformatted_spans(conversation.text, tokenizer), tokenizer)
     else:
-        messages = _complete(conversation.messages, conversation.tools, tokenizer)
         exact = _is_own_answer(conversation, tokenizer)
         answer_ids = conversation.answer_ids if exact else None
+        written = conversation.messages[:-1] if exact else conversation.messages  # the template does not write the target's own ids
+        messages = [*_complete(written, conversation.tools, tokenizer), *conversation.messages[len(written) :]]
         ids, mask, rewritten = _chat(messages, conversation.tools, answer_ids, tokenizer, data.supervise)
     if data.supervise == "all":
         mask = [1] * len(ids)

@@ -319,6 +319,22 @@ def test_template_that_cannot_write_the_answer_skips_the_row(message, said):
         render(conversation, make_tokenizer(STRIPPING), data())
 
 
+def test_own_answer_needs_no_template_that_can_write_it():
+    """B06: R1's template writes no reasoning, but a row with the target's own tokens does not ask it to; what comes before is looked at."""
+    tokenizer = make_tokenizer(STRIPPING)
+    ids = [*b"r\n</think>\n\nc", 259]
+    raw = {"messages": [{"role": "user", "content": "go"}, INLINE], "answer_ids": ids}
+    row = render(normalise(raw), tokenizer, data())
+    assert row.exact and row.input_ids == render_prompt(raw["messages"][:1], tokenizer) + ids
+    assert supervised(row, tokenizer) == "r\n</think>\n\nc<|im_end|>"
+    with pytest.raises(Reject, match="the template drops reasoning_content"):
+        render(normalise(raw | {"answer_ids": [*b"x"]}), tokenizer, data())
+    tool = [{"role": "user", "content": "go"}, {"role": "tool", "content": "42"}, INLINE]
+    no_tool_role = make_tokenizer(STRIPPING.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"))
+    with pytest.raises(Reject, match="the template drops role tool"):
+        render(normalise(raw | {"messages": tool}), no_tool_role, data())
+
+
 # ---------------------------------------------------------------- tools
 
 
