@@ -293,7 +293,7 @@ def _complete(messages: list[Message], tools: list[Message] | None, tokenizer: P
     Raises:
         Reject: `template_error: …` where something would be lost (B06, B07): never a half-rendered row.
     """
-    if tools and _template(messages, tools, tokenizer) == _template(messages, None, tokenizer):
+    if tools and _writes(_template(messages, tools, tokenizer), messages, None, tokenizer):
         raise Reject("template_error: the template ignores tools")
     whole: list[Message] = []
     for message in messages:
@@ -307,7 +307,7 @@ def _complete(messages: list[Message], tools: list[Message] | None, tokenizer: P
             folded = {**message, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
             del folded["reasoning_content"]
             other = {**folded, "content": folded["content"].replace(reasoning, reasoning + " other", 1)}
-            if _template([*whole, folded], tools, tokenizer) == _template([*whole, other], tools, tokenizer):
+            if _writes(_template([*whole, folded], tools, tokenizer), [*whole, other], tools, tokenizer):
                 raise Reject("template_error: the template drops reasoning_content")
             message = folded
         whole.append(message)
@@ -318,7 +318,15 @@ def _is_lost(before: list[Message], message: Message, field: str, tools: list[Me
     """Whether the template writes the same text for another value of `field`."""
     other = {**message, "content": "other"} if field == "content" else {k: v for k, v in message.items() if k != field}
     question = [] if any(m["role"] == "user" for m in before) or message["role"] != "system" else [{"role": "user", "content": "a"}]
-    return _template([*before, message, *question], tools, tokenizer) == _template([*before, other, *question], tools, tokenizer)
+    return _writes(_template([*before, message, *question], tools, tokenizer), [*before, other, *question], tools, tokenizer)
+
+
+def _writes(text: str, messages: list[Message], tools: list[Message] | None, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the template writes `text` for other messages too. One that refuses them, as an answer without content, tells them apart."""
+    try:
+        return _template(messages, tools, tokenizer) == text
+    except Reject:
+        return False
 
 
 def _is_own_answer(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> bool:

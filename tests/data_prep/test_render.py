@@ -361,6 +361,24 @@ def test_tool_call_and_final_answer_are_supervised(arguments):
     assert tokenizer.decode(row.input_ids).count("<|im_start|>") == 5
 
 
+def test_template_that_refuses_an_empty_answer_keeps_tool_calls():
+    """B07: the call is looked for by leaving it out, and what is left is a message with nothing in it; a refused row stays refused."""
+    refuse = "{% for m in messages %}{% if not (m.content or m.tool_calls) %}{{ raise_exception('empty message') }}{% endif %}"
+    tokenizer = make_tokenizer(TOOLS.replace("{% for m in messages %}", refuse))
+    assert supervised(render(normalise(tool_row({})), tokenizer, data()), tokenizer) == "<call>f{}</call><|im_end|>It is 42.<|im_end|>"
+    raw = tool_row({})
+    raw["conversations"][2]["content"] = ""
+    with pytest.raises(Reject, match="^template_error: empty message$"):
+        render(normalise(raw), tokenizer, data())
+
+
+def test_template_that_refuses_calls_without_tools_keeps_them():
+    """B07: that the template reads the tools is found by leaving them out."""
+    refuse = "{% for m in messages %}{% if m.tool_calls and not tools %}{{ raise_exception('no tools') }}{% endif %}"
+    tokenizer = make_tokenizer(TOOLS.replace("{% for m in messages %}", refuse))
+    assert supervised(render(normalise(tool_row({})), tokenizer, data()), tokenizer) == "<call>f{}</call><|im_end|>It is 42.<|im_end|>"
+
+
 @pytest.mark.parametrize("drop", ["nothing", "tools", "tools and calls"])
 def test_template_without_tools_is_a_counted_skip(drop):
     """B07: never a half-rendered row."""
