@@ -89,10 +89,11 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
             f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed (tokenizer.json in the target's folder)"
         )
     exact, own, rewritten = False, False, 0
-    if conversation.text is not None and data.supervise == "all":  # any document: no answer is looked for, no template is needed
-        ids, mask = _tokenise(conversation.text, [(0, len(conversation.text))], tokenizer)
-    elif conversation.text is not None:
-        ids, mask = _tokenise(conversation.text, _preformatted_spans(conversation.text, tokenizer), tokenizer)
+    if conversation.text is not None:
+        text = _with_bos(conversation.text, tokenizer)
+        # all: any document, no answer is looked for, no template is needed
+        spans = [] if data.supervise == "all" else _preformatted_spans(text, tokenizer)
+        ids, mask = _tokenise(text, spans, tokenizer)
     else:
         exact = _is_own_answer(conversation, tokenizer)
         answer_ids = conversation.answer_ids if exact else None
@@ -341,8 +342,19 @@ def _is_own_answer(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
 # ---------------------------------------------------------------- text that is already rendered
 
 
+def _with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """`text` behind the BOS that the template, and so every served prompt, begins with; text that was stored without it gets it."""
+    bos = tokenizer.bos_token
+    if not bos or tokenizer.chat_template is None or text.lstrip().startswith(bos):
+        return text
+    served = _template([{"role": "user", "content": "a"}], None, tokenizer, prompt=True)
+    return bos + text if served.startswith(bos) else text
+
+
 def _preformatted_spans(text: str, tokenizer: PreTrainedTokenizerBase) -> list[Span]:
     """Assistant turns of rendered text: from behind the template's assistant header to its end-of-turn mark, the mark included.
+
+    An empty thinking block behind the header is left out, as in rows of messages.
 
     Raises:
         Reject: `no_assistant_header: …` where the header does not occur (the text belongs to another template, B04).
@@ -353,7 +365,7 @@ def _preformatted_spans(text: str, tokenizer: PreTrainedTokenizerBase) -> list[S
         start = found + len(header)
         stop = text.find(end, start)
         at = len(text) if stop < 0 else stop + len(end)
-        spans.append((start, at))
+        spans.append(_trim(text, start, at, {}, tokenizer))
     if not spans:
         raise Reject(f"no_assistant_header: {header!r} of the tokenizer's template is not in the text")
     return spans

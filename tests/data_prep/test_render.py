@@ -201,6 +201,35 @@ def test_preformatted_text_without_a_header_in_the_template():
     assert supervised(row, tokenizer) == " hello </s> yes </s>"
 
 
+@pytest.mark.parametrize("supervise", ["assistant", "all"])
+@pytest.mark.parametrize("template", [HEADERS, CHATML], ids=["headers", "chatml"])
+def test_preformatted_text_begins_as_served_prompts_do(template, supervise):
+    """B09: text is often stored without BOS, but never served so; where it has one, or the template has none, nothing is added."""
+    tokenizer = make_tokenizer(template, add_bos=True)
+    row = render(chat("hi", "hello"), tokenizer, data())
+    text = tokenizer.decode(row.input_ids)
+    for stored in (text, text.removeprefix("<s>"), "\n" + text):
+        got = render(normalise({"text": stored}), tokenizer, data(supervise=supervise))
+        assert got.input_ids.count(tokenizer.bos_token_id) == (template == HEADERS)
+        if not stored.startswith("\n"):
+            assert got.input_ids == row.input_ids
+            assert supervise == "all" or got.loss_mask == row.loss_mask
+
+
+@pytest.mark.parametrize("answer", ["<think>\n\n</think>\n\nc", "<think>\nr\n</think>\n\nc", "c"], ids=["empty", "reasoned", "none"])
+def test_empty_thinking_block_of_preformatted_text_is_not_supervised(answer):
+    """B06 (3): text and messages of one answer have one mask."""
+    tokenizer = make_tokenizer(THINKING)
+    text = f"<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+    row = render(normalise({"text": text}), tokenizer, data())
+    assert supervised(row, tokenizer) == answer.removeprefix("<think>\n\n</think>\n\n") + "<|im_end|>"
+    if answer != "c":
+        same = render(
+            normalise({"messages": [{"role": "user", "content": "go"}, REASONED if "r" in answer else DIRECT]}), tokenizer, data()
+        )
+        assert (row.input_ids, row.loss_mask) == (same.input_ids, same.loss_mask)
+
+
 def test_text_of_another_template_stops_the_job_early():
     """B04: the message names the count, the header that never occurs, and the first row."""
     tokenizer = make_tokenizer(HEADERS)
