@@ -12,26 +12,18 @@ what `head.init_from` takes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from data_prep.store import RowFeatures
 from heads import head_class
-from heads.exported import read_config, read_tensors, served_vocab
+from heads.exported import read_tensors, served_vocab
 from heads.protocol import Head, WholeModel
 from heads.target import TargetParts, read_target
-from recipes.errors import ExportError
 from recipes.schema import Recipe
 from train.export import export_head
-
-DIMENSIONS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "hidden_act")
-LAYERS, MASK = "eagle_aux_hidden_state_layer_ids", "mask_token_id"
-SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "causal", "layer_types", "logit_scale")
-PARD2 = ("pard2_target_layers", "pard2_scale")
-MASK_KEYS = (MASK, "pard_token", "ptd_token_id")  # the order in which vLLM looks
+from train.published import check_same_computation, published_config, rope_of
 
 
 def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path:
@@ -44,61 +36,19 @@ def convert(published: Path, recipe: Recipe, output: Path | None = None) -> Path
             the draft holds what our head has no place for.
         TargetError: the draft is a whole model without a tokenizer, or with another one than the target's.
     """
-    if (own_mask := published / "mask_embedding.pt").is_file():
-        raise ExportError(f"{own_mask}: the draft has a mask embedding of its own; this head takes the target's row of head.mask_token_id")
     target = read_target(recipe.target)
-    tensors, config = read_tensors(published), flat_config(read_config(published))
+    tensors, config = read_tensors(published), published_config(published)
     block = recipe.head
     if hasattr(block, "rope"):
-        theirs = LlamaConfig(**config)
-        block = block.model_copy(update={"rope": theirs.rope_parameters})
+        block = block.model_copy(update={"rope": rope_of(config)})
     head: Head = head_class(recipe.method)(block, target, served_vocab(tensors, target.vocab_size))
-    ours = {"logit_scale": 1.0} | said_of(head.served_config())
-    for key, theirs in said_of(config).items():
-        if key in ours and theirs != ours[key]:
-            raise ExportError(
-                f"{published / 'config.json'} says {key}={theirs!r}, the recipe's head for this target has {ours[key]!r}; set head.* to "
-                "what was trained"
-            )
+    check_same_computation(head, config, published)
     head.load_served(tensors)
     if isinstance(head, WholeModel):
         head.load_extra(published)
     figures = {"converted_from": published.name, "published_architectures": config.get("architectures")}
     recipe = recipe.model_copy(update={"head": block})
     return export_head(recipe, head, target, RandomRows(target), figures, output or recipe.export_dir)
-
-
-def flat_config(config: dict) -> dict:
-    """The config.json of speculators' format (VLLM_FORMATS §2, §5, §7), which nests the draft's layers, as the others are written.
-
-    >>> flat_config({"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3], "transformer_layer_config": {"head_dim": 8}})
-    {'head_dim': 8, 'speculators_model_type': 'dflash', 'eagle_aux_hidden_state_layer_ids': [1, 3]}
-    """
-    if "speculators_model_type" not in config:
-        return config
-    nested, own = dict(config.get("transformer_layer_config") or {}), {k: v for k, v in config.items() if k != "transformer_layer_config"}
-    if "aux_hidden_state_layer_ids" in own:
-        own[LAYERS] = own.pop("aux_hidden_state_layer_ids")
-    if own["speculators_model_type"] == "eagle3":  # alone among the formats, this one has it on where nothing is said
-        own.setdefault("norm_before_residual", True)
-    return nested | {key: value for key, value in own.items() if value is not None}
-
-
-def said_of(config: dict) -> dict[str, Any]:
-    """What a config.json says of a draft, ours or a published one, each under one name.
-
-    >>> said_of({"hidden_size": 64, "dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 9}})
-    {'hidden_size': 64, 'eagle_aux_hidden_state_layer_ids': [1, 3], 'mask_token_id': 9}
-    """
-    inner = (config.get("eagle_config") or {}) | (config.get("dflash_config") or {})
-    both = inner | config
-    said = {key: both[key] for key in (*DIMENSIONS, *SWITCHES, *PARD2) if both.get(key) is not None}
-    if both.get(LAYERS) is not None:
-        said[LAYERS] = both[LAYERS]
-    elif "target_layer_ids" in inner:  # layer outputs, counted from 0
-        said[LAYERS] = [layer + 1 for layer in inner["target_layer_ids"]]
-    masks = [side[key] for side in (inner, config) for key in MASK_KEYS if side.get(key) is not None]
-    return said | ({MASK: masks[0]} if masks else {})
 
 
 class RandomRows:

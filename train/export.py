@@ -28,7 +28,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from heads import LAST_HIDDEN
-from heads.exported import META_FILE, check_served, load_exported_head, read_config, read_tensors
+from heads.exported import META_FILE, check_served, load_exported_head, read_tensors
 from heads.protocol import Head, WholeModel
 from heads.target import DTYPES, TargetParts, TensorFiles, read_target
 from recipes.errors import ExportError, HeadstartError
@@ -36,6 +36,7 @@ from recipes.schema import Recipe, load_recipe, parse_recipe
 from train import checkpoint
 from train.folders import partial_of, swap_in
 from train.inside_target import prove_same_logits, write_inside_target
+from train.published import check_same_computation, published_config
 from train.start import make_head, open_source
 
 
@@ -151,37 +152,11 @@ def load_export_into(head: Head, folder: Path) -> None:
     Raises:
         ExportError: tensors are missing or of another shape, or config.json says that they compute something else.
     """
-    if not isinstance(head, WholeModel):  # which takes its architecture from that folder
-        check_same_computation(json.loads(json.dumps(head.served_config(), default=str)), folder)
+    if not isinstance(head, WholeModel) and (folder / "config.json").is_file():  # a whole model takes its architecture from there
+        check_same_computation(head, published_config(folder), folder)
     head.load_served(read_tensors(folder))
     if isinstance(head, WholeModel):
         head.load_extra(folder)
-
-
-# What changes the drafts of equal tensors. Shapes are checked with the tensors; vocabularies and lengths may differ.
-COMPUTATION = (
-    "eagle_aux_hidden_state_layer_ids",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-    "rope_parameters",
-    "rms_norm_eps",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-)
-
-
-def check_same_computation(config: dict, folder: Path) -> None:
-    """Raises ExportError where config.json of `folder` and that of the head to be made differ in what equal weights compute."""
-    theirs = read_config(folder) if (folder / "config.json").is_file() else {}
-    for key in COMPUTATION:
-        if key in theirs and key in config and theirs[key] != config[key]:
-            raise ExportError(
-                f"head.init_from={folder}: its config.json says {key}={theirs[key]!r}, this recipe makes {key}={config[key]!r}; "
-                "its weights would draft something else. Set the recipe's head block as it was trained, or start without init_from."
-            )
 
 
 def export_run(run_dir: Path, step: int | None, output: Path | None) -> Path:

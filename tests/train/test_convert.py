@@ -285,5 +285,42 @@ def test_equal_shapes_that_compute_something_else_are_refused(tiny_target, tmp_p
     save_file({name: t.clone() for name, t in head.served_tensors().items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(head.served_config(), default=str))
     load_export_into(trained("eagle3", tiny_target)[2], folder)
-    with pytest.raises(ExportError, match=rf"config.json says {key}.*Set the recipe's head block as it was trained"):
+    with pytest.raises(ExportError, match=rf"config.json says {key}.*Set head\.\* to what was trained"):
         load_export_into(trained("eagle3", tiny_target, override)[2], folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "message"),
+    [
+        ("dflash", {"dflash_config": {"mask_token_id": 254, "target_layer_ids": [0, 1, 3]}}, r"layer_ids=\[1, 2, 4\], .* has \[1, 2, 3\]"),
+        ("dflash", {"dflash_config": {"mask_token_id": 253, "target_layer_ids": [0, 1, 2]}}, "mask_token_id=253, .* has 254"),
+        ("dflash", {"rope_theta": 778.0}, r"rope_parameters=.*778\.0.* has .*777\.0.* Set head\.rope to"),
+        ("eagle3", {"rope_theta": None}, r"rope_parameters=.*10000\.0.* has .*777\.0"),
+        ("eagle3", {"aux_hidden_state_layer_ids": [0, 2, 3]}, r"layer_ids=\[0, 2, 3\], .* has \[1, 2, 3\]"),
+        ("eagle3", {"norm_before_residual": None}, "norm_before_residual=True, .* has False"),
+    ],
+    ids=str,
+)
+def test_a_start_from_a_published_draft_reads_its_own_format(tiny_target, tmp_path, method, said, message):
+    """`head.init_from`: DFlash's nested settings, speculators' format (its EAGLE-3 has the switch on unless it says no), and rope."""
+    rope = "head.rope={rope_type: default, rope_theta: 777.0}"
+    _, _, head = trained(method, tiny_target, rope)
+    publish = published_dflash if method == "dflash" else published_eagle
+    publish(head, tmp_path / "published", rope_theta=777.0)
+    file = tmp_path / "published" / "config.json"
+    config = json.loads(file.read_text())
+
+    def started(**said):
+        new = {key: value for key, value in (config | said).items() if value is not None}
+        if method == "eagle3":
+            outer = {key: new.pop(key) for key in ("aux_hidden_state_layer_ids", "norm_before_residual") if key in new}
+            new = {"speculators_model_type": "eagle3", "transformer_layer_config": new, **outer}
+        file.write_text(json.dumps(new))
+        fresh = trained(method, tiny_target, rope)[2]
+        load_export_into(fresh, tmp_path / "published")
+        assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in head.state_dict().items())
+
+    as_trained = {"aux_hidden_state_layer_ids": head.aux_layers, "norm_before_residual": False} if method == "eagle3" else {}
+    started(**as_trained)
+    with pytest.raises(ExportError, match=message):
+        started(**as_trained | said)
