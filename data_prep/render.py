@@ -344,7 +344,7 @@ def _is_own_answer(conversation: Conversation, tokenizer: PreTrainedTokenizerBas
 
 def _with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """`text` behind the BOS that the template, and so every served prompt, begins with; text that was stored without it gets it."""
-    bos = tokenizer.bos_token
+    bos = str(tokenizer.bos_token or "")
     if not bos or tokenizer.chat_template is None or text.lstrip().startswith(bos):
         return text
     served = _template([{"role": "user", "content": "a"}], None, tokenizer, prompt=True)
