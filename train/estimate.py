@@ -120,7 +120,8 @@ def compare(recipe: Recipe) -> Iterator[tuple[str, float, float]]:
         if k in estimate and rounds:
             yield where, 1 + sum(rounds) / len(rounds), estimate[k]
         else:
-            reason = f"the objective counts chains of up to {max(estimate)} drafts" if estimate and rounds else "no answer holds a whole round"
+            longer = f"the objective counts chains of up to {max(estimate, default=0)} drafts"
+            reason = longer if rounds else "no answer holds a whole round"
             print(f"{where}: not compared: {reason}", flush=True)
 
 
