@@ -102,9 +102,8 @@ def render(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, data:
         ids, mask, rewritten = _chat(messages, conversation.tools, answer_ids, tokenizer, data.supervise)
     if data.supervise == "all":
         mask = [1] * len(ids)
-    if exact:
-        last, supervised = conversation.answer_ids, list(compress(ids, mask))
-        own = supervised in (last, [*chain(*conversation.earlier_answer_ids), *last])  # earlier answers may all be context
+    if exact and (last := conversation.answer_ids) is not None:
+        own = list(compress(ids, mask)) in (last, [*chain(*conversation.earlier_answer_ids), *last])  # earlier answers may all be context
     ids, mask = ids[: data.max_length], mask[: data.max_length]
     if not any(mask):
         raise Reject("no_loss_tokens")
