@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
-from data_prep.extract import extract_rows, load_extraction_model, needs_equal_lengths, plan_batches, state_buffers, write_shard
+from data_prep.extract import extract_rows, load_extraction_model, plan_batches, state_buffers, write_shard
 from data_prep.manifest import ROWS, mend_command
 from data_prep.status import wanted_layers
 from data_prep.store import CODECS, Rows
 from heads.precision import in_bf16
+from heads.target import needs_equal_lengths
 from recipes.errors import FeatureError, HeadstartError
 from recipes.schema import Recipe, load_recipe
 

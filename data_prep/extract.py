@@ -24,7 +24,7 @@ from data_prep.manifest import FileEntry, ShardEntry
 from data_prep.progress import Progress
 from data_prep.stop import Stop, Stopped
 from data_prep.store import RowFeatures, Rows, crc32, tensor_name, write_tensors
-from heads.target import DTYPES, Sink, load_target_model, tapped
+from heads.target import DTYPES, Sink, load_target_model, needs_equal_lengths, reset_rope, tapped
 from recipes.errors import FeatureError, TargetError
 from recipes.schema import Target
 
@@ -85,19 +85,13 @@ def plan_batches(lengths: list[int], batch_tokens: int, equal_lengths: bool = Fa
     return batches
 
 
-def needs_equal_lengths(model: PreTrainedModel) -> bool:
-    """Whether rotary frequencies depend on the longest row of a batch, so that mixed lengths would change the short rows' states."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # some families have one set per layer type
-    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
-
-
 @torch.no_grad()
 def forward_batch(model: PreTrainedModel, rows: list[Tensor], sink: Sink) -> None:
     """One forward pass of the decoder over `rows` ([n] int64 each, longest first); `last_hidden` goes to `sink` under None."""
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
+    reset_rope(model)
     output = model.get_decoder()(input_ids=ids.to(model.device, non_blocking=True), use_cache=False)
     sink(None, output.last_hidden_state)
 

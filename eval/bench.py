@@ -64,6 +64,7 @@ def ours(model: PreTrainedModel, drafter: Drafter, settings: Settings) -> Conten
 
 def theirs(model: PreTrainedModel, settings: Settings, draft: PreTrainedModel | None = None, **lookup: int) -> Contender:
     """transformers' generate, greedy, with a draft model or with fields of its generation config for n-gram lookup."""
+    model.generation_config = GenerationConfig()  # else `generate` adds what the target's file asks for, a repetition penalty say
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=settings.max_tokens,

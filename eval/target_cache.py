@@ -28,7 +28,7 @@ from transformers.cache_utils import DynamicLayer
 
 from eval.trees import Tree
 from heads import LAST_HIDDEN
-from heads.target import Sink, tapped
+from heads.target import Sink, needs_equal_lengths, reset_rope, rope_kinds, tapped
 from recipes.errors import TargetError
 
 ROLLED_BACK = {"full_attention", "sliding_attention"}  # layer types whose entries can be dropped one by one
@@ -53,6 +53,13 @@ def check_rollback(model: PreTrainedModel) -> None:
         raise TargetError(
             f"target.attn={config._attn_implementation!r} takes no tree mask; use target.attn=sdpa (or eager) with eval.engine=reference."
         )
+
+
+def _stacked(states: list[States]) -> States:
+    """States of several prefills as those of one, padded on the right."""
+    width = {layer: max(one.hidden[layer].shape[1] for one in states) for layer in states[0].hidden}
+    hidden = {layer: torch.cat([F.pad(one.hidden[layer], (0, 0, 0, T - one.hidden[layer].shape[1])) for one in states]) for layer, T in width.items()}
+    return States(torch.cat([one.logits for one in states]), hidden)
 
 
 class TargetCache:
@@ -83,6 +90,12 @@ class TargetCache:
         Returns:
             logits [B, 1, V] after each prompt's last token; hidden {layer: [B, T, H]} padded on the right to the longest, T.
         """
+        if needs_equal_lengths(self.model) and len({len(prompt) for prompt in prompts}) > 1:
+            return _stacked([self._prefill([prompt]) for prompt in prompts])
+        return self._prefill(prompts)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> States:
+        """Prompts in one forward pass."""
         lengths = [len(prompt) for prompt in prompts]
         ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -91,6 +104,7 @@ class TargetCache:
         # hidden by the masks of later rounds and overwritten.
         last = sorted(set(lengths))
         new = DynamicCache()
+        reset_rope(self.model)
         with self._capture() as hidden:
             logits = self.model(
                 input_ids=ids.to(self.model.device),
@@ -129,6 +143,7 @@ class TargetCache:
 
     def forward(self, trees: Sequence[Tree]) -> States:
         """One target forward over every request's tree, root first; smaller trees are padded. Their entries wait for `keep`."""
+        self._check_rope(trees)
         n, slots, device = max(tree.num_nodes for tree in trees), self.slots, self.model.device
         ids = torch.zeros(len(trees), n, dtype=torch.long)
         positions = torch.zeros(len(trees), n, dtype=torch.long)
@@ -175,6 +190,19 @@ class TargetCache:
         self._crop()
 
     # ---- pieces --------------------------------------------------------------------------------------------------------------
+
+    def _check_rope(self, trees: Sequence[Tree]) -> None:
+        """Raise TargetError where the longest of several rows would set the rotary frequencies of the others."""
+        if len(trees) == 1 or not needs_equal_lengths(self.model):
+            return
+        config = self.model.config.get_text_config()
+        original = [kind["original_max_position_embeddings"] for kind in rope_kinds(config) if "original_max_position_embeddings" in kind]
+        limit = min([*original, config.max_position_embeddings])
+        if (longest := max(length + tree.depth + 1 for length, tree in zip(self.lengths, trees, strict=True))) > limit:
+            raise TargetError(
+                f"{type(self.model).__name__}: a request of {longest} tokens is past the {limit} that its rotary embedding was trained "
+                "with, where the longest request changes the others' states; set eval.concurrency=1, or lower eval.max_tokens"
+            )
 
     def _crop(self) -> None:
         """Drop the slots behind the longest row."""

@@ -168,6 +168,28 @@ def load_target_model(cfg: Target) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def rope_kinds(config: PretrainedConfig) -> list[dict]:
+    """Rotary settings of a text model's config; some families have one set per layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
+def needs_equal_lengths(model: PreTrainedModel) -> bool:
+    """Whether rotary frequencies depend on the longest row of a batch, so that mixed lengths would change the short rows' states."""
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in rope_kinds(model.config.get_text_config()))
+
+
+@torch.no_grad()
+def reset_rope(model: nn.Module) -> None:
+    """Back to the frequencies of a model that has seen no row: those of type dynamic stay at the longest one's until a short one comes."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
+            if kind == "dynamic":  # a single token is such a short row
+                one = torch.zeros(1, 1, dtype=torch.long, device=next(module.buffers()).device)
+                module(one.float(), one, **({} if layer_type is None else {"layer_type": layer_type}))
+
+
 def kv_cache_bytes(config: PretrainedConfig, dtype: str) -> int:
     """Bytes of one token in the key-value cache, by a text model's config (GPT-NeoX and others name no KV heads and no head size)."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from data_prep.extract import plan_batches
 from heads import shift
 from heads.medusa import MedusaHead
-from heads.target import DTYPES, TargetParts, TensorFiles, load_target_model, read_target
+from heads.target import DTYPES, TargetParts, TensorFiles, load_target_model, needs_equal_lengths, read_target, reset_rope
 from recipes.errors import ExportError, RecipeError, TargetError
 from recipes.objective_blocks import Medusa2Objective as Medusa2Block
 from recipes.schema import Recipe
@@ -84,13 +84,18 @@ class Medusa2Objective(nn.Module):
         return Output(target_loss + weight * heads.loss_sum, heads.depth_loss, heads.depth_correct, heads.depth_count, heads.hits)
 
     def adapted_states(self, batch: Batch) -> Tensor:
-        """[N, H] post-norm states of the adapted target; padded on the right, where a causal model never looks."""
+        """[N, H] post-norm states of the adapted target; padded on the right, where a causal model never looks.
+
+        Not padded where rotary frequencies follow the width of a batch.
+        """
+        exact = needs_equal_lengths(self.model)
         lengths = torch.unique_consecutive(batch.document, return_counts=True)[1].tolist()
         rows = batch.input_ids.split(lengths)
         states: list[Tensor | None] = [None] * len(rows)
-        for members in plan_batches(lengths, FORWARD_TOKENS):
+        for members in plan_batches(lengths, FORWARD_TOKENS, exact):
             ids = pad_sequence([rows[i] for i in members], batch_first=True)
-            ids = nn.functional.pad(ids, (0, -ids.shape[1] % WIDTH))
+            ids = ids if exact else nn.functional.pad(ids, (0, -ids.shape[1] % WIDTH))
+            reset_rope(self.model)
             output = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
             for i, state in zip(members, output, strict=True):
                 states[i] = state[: lengths[i]]
@@ -177,6 +182,7 @@ class Medusa2Objective(nn.Module):
         ids = source.read(0, []).input_ids[None]
         written = AutoModelForCausalLM.from_pretrained(folder, dtype=self.served_dtype).float().eval()(ids).logits[0]
         with self.rounded_as_written(TensorFiles(folder)):
+            reset_rope(self.model)
             apart = (self.model(ids.to(self.model.device)).logits[0].cpu() - written).abs().amax(-1)
         if (agreement := (apart <= SAME_LOGITS).float().mean().item()) < 0.98:  # experts may be chosen otherwise on another device
             raise ExportError(
