@@ -57,8 +57,11 @@ def check_rollback(model: PreTrainedModel) -> None:
 
 def _stacked(states: list[States]) -> States:
     """States of several prefills as those of one, padded on the right."""
-    width = {layer: max(one.hidden[layer].shape[1] for one in states) for layer in states[0].hidden}
-    hidden = {layer: torch.cat([F.pad(one.hidden[layer], (0, 0, 0, T - one.hidden[layer].shape[1])) for one in states]) for layer, T in width.items()}
+    hidden = {}
+    for layer in states[0].hidden:
+        parts = [one.hidden[layer] for one in states]
+        longest = max(part.shape[1] for part in parts)
+        hidden[layer] = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
     return States(torch.cat([one.logits for one in states]), hidden)
 
 

@@ -220,6 +220,27 @@ def test_exported_target_is_the_adapted_one(tiny, batch, source, backbone, tmp_p
         load_exported_head(tmp_path / "heads", tiny.parts)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rope_that_depends_on_the_batch(tiny_target, tmp_path, kind):
+    """B16: where rotary frequencies follow the longest row, a row of a batch has the states that it has alone, whatever came before."""
+    shutil.copytree(tiny_target, tmp_path / "target")
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": 16}
+    file = tmp_path / "target/config.json"
+    changes = {"rope_parameters": rope, "max_position_embeddings": 16 if kind == "dynamic" else 512}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    cfg = Target(path=str(tmp_path / "target"), dtype="float32")
+    objective = make(SimpleNamespace(parts=read_target(cfg)))  # fresh adapters change nothing
+    rows = [torch.randint(256, (n,)) for n in (10, 60, 40)]
+    items = [SimpleNamespace(input_ids=ids, loss_mask=ids >= 0, hidden={}, last_hidden=torch.zeros(len(ids), 64)) for ids in rows]
+    with torch.no_grad():
+        states = objective.adapted_states(collate(items, [], 64)).split([10, 60, 40])
+        for ids, got in zip(rows, states, strict=True):
+            alone = load_target_model(cfg).get_decoder()(input_ids=ids[None]).last_hidden_state[0]
+            torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def half(tmp_path_factory, tiny, tiny_target):
     """The tiny target in bfloat16, in its files and loaded."""
