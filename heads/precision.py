@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M")
 
 
 def in_bf16(setting: Literal["fp32", "bf16", "auto"]) -> bool:
@@ -32,6 +32,7 @@ def cast(module: M, device: torch.device, dtype: torch.dtype) -> M:
 
     In bfloat16 they are .2 % off: radians of error at position 1,000.
     """
+    assert isinstance(module, nn.Module)
     exact = [(part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False) if "inv_freq" in name]
     module.to(device=device, dtype=dtype)
     for part, name, buffer in exact:
