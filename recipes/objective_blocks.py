@@ -49,9 +49,19 @@ class Medusa2Objective(MedusaObjective):
     lora_dropout: Share = 0.05  # of the adapters' inputs, in training
     target_loss: Literal["distill", "ce"] = "distill"  # distill: KL from the un-adapted target; ce: on the answer's token
     heads_weight: PositiveFloat = 0.2  # λ0: weight of the heads' loss beside the target's own
-    heads_schedule: Literal["constant", "linear", "sine"] = "constant"  # λ0 over the run: as it is, t, or sin(t π/2); t in 0..1
+    heads_schedule: Literal["constant", "linear", "sine"] = "constant"  # λ0 over the run: as it is, times t, or times sin(t π/2)
+    heads_ramp: float = Field(default=1.0, gt=0, le=1)  # linear, sine: share of the run in which t goes from 0 to 1; it stays there
     head_warmup: Share = 0.0  # share of the run in which only the heads learn
     head_lr_multiplier: PositiveFloat = 4.0  # learning rate of the heads over train.lr
+
+    @model_validator(mode="after")
+    def _ramp_needs_a_schedule(self):
+        if self.heads_ramp != 1 and self.heads_schedule == "constant":
+            raise RecipeError(
+                f"objective.heads_ramp={self.heads_ramp} has no effect with objective.heads_schedule='constant'; "
+                "set objective.heads_schedule: linear or sine, or drop heads_ramp."
+            )
+        return self
 
     @model_validator(mode="after")
     def _lora_needs_lora(self):

@@ -211,7 +211,8 @@ class Medusa2Objective(nn.Module):
 
 def heads_schedule(cfg: Medusa2Block, done: float) -> float:
     """s(t): the share of `heads_weight` that applies when a share `done` of the run is behind (METHODS §1.3)."""
-    return {"constant": 1.0, "linear": done, "sine": math.sin(math.pi / 2 * done)}[cfg.heads_schedule]
+    t = min(1.0, done / cfg.heads_ramp)
+    return {"constant": 1.0, "linear": t, "sine": math.sin(math.pi / 2 * t)}[cfg.heads_schedule]
 
 
 def adapt(model: nn.Module, cfg: Medusa2Block) -> None:

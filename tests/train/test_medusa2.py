@@ -15,7 +15,7 @@ from heads.exported import load_exported_head, read_meta, with_own_target
 from heads.medusa import MedusaHead
 from heads.target import load_target_model, read_target
 from heads.vocab import DraftVocab
-from recipes.errors import ExportError, TargetError
+from recipes.errors import ExportError, RecipeError, TargetError
 from recipes.head_blocks import MedusaHead as Block
 from recipes.objective_blocks import Medusa2Objective as Settings
 from recipes.schema import Target, load_recipe
@@ -129,11 +129,15 @@ def test_short_rows_and_nothing_supervised(tiny, documents, progress):
 
 
 def test_schedules():
-    """METHODS §1.3: constant, step / max, sin(π/2 · step / max)."""
+    """METHODS §1.3: constant, step / max, sin(π/2 · step / max); with a ramp, the same over that share of the run, then 1."""
     of = lambda name, t: heads_schedule(Settings(heads_schedule=name), t)  # noqa: E731
     assert [of("constant", t) for t in (0.0, 0.5, 1.0)] == [1, 1, 1]
     assert [of("linear", t) for t in (0.0, 0.5, 1.0)] == [0, 0.5, 1]
     assert [of("sine", t) for t in (0.0, 0.5, 1.0)] == pytest.approx([0, 0.5**0.5, 1])
+    ramp = Settings(heads_schedule="sine", heads_ramp=0.4)
+    assert [heads_schedule(ramp, t) for t in (0.0, 0.2, 0.4, 1.0)] == pytest.approx([0, 0.5**0.5, 1, 1])
+    with pytest.raises(RecipeError, match="heads_ramp=0.4 has no effect with objective.heads_schedule='constant'"):
+        Settings(heads_ramp=0.4)
 
 
 @pytest.mark.parametrize("backbone", ["lora", "full"])
