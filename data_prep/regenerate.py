@@ -34,6 +34,7 @@ from data_prep.options import add_engine_arguments, settings_of, target_of
 from data_prep.progress import Progress
 from data_prep.render import TemplateValue, chat_tokenizer, render_prompt
 from recipes.errors import DataError, HeadstartError
+from recipes.folders import make_writable
 from recipes.lines import append_line
 from recipes.schema import Recipe, Regenerate, Target
 
@@ -239,11 +240,9 @@ def check_writable(output: Path) -> None:
         DataError: a file cannot be written there.
     """
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_writable(output.parent)
         if output.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(output.parent, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as e:
         raise DataError(f"cannot write {output}: {e.strerror}. Give a file in a folder that you may write to.") from None
 

@@ -64,7 +64,6 @@ def ours(model: PreTrainedModel, drafter: Drafter, settings: Settings) -> Conten
 
 def theirs(model: PreTrainedModel, settings: Settings, draft: PreTrainedModel | None = None, **lookup: int) -> Contender:
     """transformers' generate, greedy, with a draft model or with fields of its generation config for n-gram lookup."""
-    model.generation_config = GenerationConfig()  # else `generate` adds what the target's file asks for, a repetition penalty say
     config = GenerationConfig(
         do_sample=False,
         max_new_tokens=settings.max_tokens,
@@ -85,6 +84,7 @@ def theirs(model: PreTrainedModel, settings: Settings, draft: PreTrainedModel | 
 
 def contenders(recipe: Recipe, model: PreTrainedModel, settings: Settings, k: int, layers: int) -> dict[str, Contender]:
     """All that take part, by the name they are printed under."""
+    model.generation_config = GenerationConfig()  # else `generate` adds what the target's file asks for, a repetition penalty say
     draft = first_layers(model, layers)
     assert draft.generation_config is not None
     # As ours: always k drafts, whatever became of the last ones.

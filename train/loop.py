@@ -26,7 +26,7 @@ from heads.precision import in_bf16, usable_cores
 from heads.target import EXACT_PROBE, ROUNDED_PROBE, TargetParts, check_probe, read_target
 from recipes.errors import HeadstartError
 from recipes.folders import writable_folder
-from recipes.schema import Recipe, Train, load_recipe
+from recipes.schema import Recipe, load_recipe
 from train import checkpoint
 from train.export import export_head, load_export_into
 from train.optimizer import make_optimizer
@@ -65,6 +65,7 @@ class Run:
 
     recipe: Recipe
     accelerator: Accelerator
+    bf16: bool  # products in bfloat16, weights in float32
     target: TargetParts
     source: Any  # FeatureStore or OnlineFeatures
     layers: list[int]
@@ -111,7 +112,7 @@ class Run:
         return rows, self.sampler.state_dict(), batches
 
 
-def set_up_deepspeed(accelerator: Accelerator, cfg: Train) -> None:
+def set_up_deepspeed(accelerator: Accelerator, clip_norm: float, bf16: bool) -> None:
     """Tell DeepSpeed's engine what the recipe says, before `prepare` builds it: it clips by itself, and it has a precision of its own.
 
     Its bf16 mode would turn the whole module into bfloat16, rotary frequencies included, and train another model than the one that is
@@ -128,10 +129,10 @@ def set_up_deepspeed(accelerator: Accelerator, cfg: Train) -> None:
                 "one GPU, so take recipes/accelerate/deepspeed_zero2.yaml, which splits moments and gradients"
             )
         plugin.deepspeed_config |= {
-            "gradient_clipping": cfg.clip_norm,
+            "gradient_clipping": clip_norm,
             "fp16": {"enabled": False},
             "bf16": {"enabled": False},
-            "torch_autocast": {"enabled": in_bf16(cfg.precision), "dtype": "bfloat16"},
+            "torch_autocast": {"enabled": bf16, "dtype": "bfloat16"},
         }
 
 
@@ -169,11 +170,11 @@ def fit(recipe: Recipe, make_objective: MakeObjective, recipe_path: str = "RECIP
     return recipe.export_dir
 
 
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """accelerate for this recipe on the processes and devices that `accelerate launch` gave it."""
+def make_accelerator(recipe: Recipe, bf16: bool) -> Accelerator:
+    """accelerate for this recipe on the processes and devices that `accelerate launch` gave it; `bf16`: products in bfloat16."""
     cfg = recipe.train
     accelerator = Accelerator(
-        mixed_precision="bf16" if in_bf16(cfg.precision) else "no",
+        mixed_precision="bf16" if bf16 else "no",
         log_with=list(cfg.trackers) or None,  # type: ignore[arg-type]
         project_dir=str(recipe.run_dir),
         # Borrowed tables (embeddings, LM heads) are buffers, the same on all ranks: DDP need not send gigabytes of them before every step.
@@ -193,14 +194,15 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             "train.optimizer='muon' under DeepSpeed: ZeRO cuts matrices into flat pieces, and Muon needs them whole; set "
             "train.optimizer=adamw, or train on several GPUs with recipes/accelerate/multi_gpu.yaml"
         )
-    set_up_deepspeed(accelerator, cfg)
+    set_up_deepspeed(accelerator, cfg.clip_norm, bf16)
     return accelerator
 
 
 def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
     """Everything of a run before its first step: rows, target, head, objective, optimizer, folders and logs."""
     cfg, run_dir = recipe.train, recipe.run_dir
-    accelerator = make_accelerator(recipe)
+    bf16 = in_bf16(cfg.precision)  # auto measures the machine: once, so that all who ask hear the same
+    accelerator = make_accelerator(recipe, bf16)
     set_seed(cfg.seed)
     checkpoint.check_same_recipe(run_dir, recipe)
 
@@ -232,6 +234,7 @@ def prepare(recipe: Recipe, make_objective: MakeObjective) -> Run:
     run = Run(
         recipe=recipe,
         accelerator=accelerator,
+        bf16=bf16,
         target=target,
         source=source,
         layers=recipe.head.feature_layers(target.num_layers),
@@ -312,7 +315,7 @@ def _say_start(run: Run) -> None:
     length = f"{run.total_steps} steps" if run.total_steps else f"{cfg.max_minutes:g} minutes"
     memory = trained * 16 / 2**30  # float32 weights, gradients and two moments
     held_out = len(source.lengths) - len(train_rows)
-    precision = "bf16 autocast" if in_bf16(cfg.precision) else "fp32"
+    precision = "bf16 autocast" if run.bf16 else "fp32"
     where = str(run.accelerator.device)
     if where == "cpu":
         where += f", {torch.get_num_threads()} thread(s) a process"
@@ -323,6 +326,6 @@ def _say_start(run: Run) -> None:
         f"steps: {cfg.tokens_per_step} tokens a step over {run.accelerator.num_processes} process(es), micro-batches of "
         f"{cfg.micro_batch_tokens}; {length}; {precision} on {where}"
     )
-    if (vocab := getattr(run.module.head, "vocab", None)) is not None and not vocab.full:
+    if not (vocab := run.module.head.vocab).full:
         coverage = vocab.coverage(source.token_counts)
         run.log.say(f"draft vocabulary: {len(vocab.ids)} of {vocab.size}, covers {coverage:.2%} of the supervised training tokens")

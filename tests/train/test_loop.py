@@ -260,7 +260,7 @@ def test_deepspeed_clips_by_the_recipe(stage):
     """DeepSpeed's engine clips by itself, at what its configuration says once accelerate's `prepare` has filled it in."""
     plugin = DeepSpeedPlugin(hf_ds_config=str(ROOT / f"recipes/deepspeed/zero{stage}.json"))  # reads and checks it without DeepSpeed
     plugin.set_mixed_precision("bf16")  # as accelerate does, which would turn the whole module into bfloat16
-    loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), Train(max_steps=1, clip_norm=0.3, precision="bf16"))  # type: ignore[arg-type]
+    loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3, bf16=True)  # type: ignore[arg-type]
     plugin.deepspeed_config_process(
         must_match=False,
         **{"gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False},  # as `prepare` calls it
@@ -274,7 +274,7 @@ def test_zero_3_is_refused():
     """B37: its weights are empty outside their modules, where the losses read them."""
     plugin = DeepSpeedPlugin(hf_ds_config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
     with pytest.raises(HeadstartError, match="zero_stage=3.*deepspeed_zero2.yaml"):
-        loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), Train(max_steps=1))  # type: ignore[arg-type]
+        loop.set_up_deepspeed(SimpleNamespace(deepspeed_plugin=plugin), 0.3, bf16=False)  # type: ignore[arg-type]
 
 
 def test_an_lm_head_with_a_bias_is_refused(small_target):
@@ -287,7 +287,7 @@ def test_an_lm_head_with_a_bias_is_refused(small_target):
 def test_deepspeed_is_told_before_prepare(store, tmp_path, monkeypatch):
     """`prepare` builds the engine: what it is told later, it does not read. Without DeepSpeed there is nobody to tell."""
     calls = []
-    monkeypatch.setattr(loop, "set_up_deepspeed", lambda accelerator, cfg: calls.append(cfg.clip_norm))
+    monkeypatch.setattr(loop, "set_up_deepspeed", lambda accelerator, clip_norm, bf16: calls.append(clip_norm))
 
     def prepare(*args):
         calls.append("prepare")
